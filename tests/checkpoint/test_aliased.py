@@ -155,6 +155,7 @@ def saved_while_written(path: Path, save: Save, count: int = ITEMS) -> None:
     require_items(numbered, treering.load(path), end)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in SAVES if not name.endswith(("zlib", "gzip", "bz2"))])
 def test_an_acknowledged_save_loads(tmp_path: Path, name: str) -> None:
     form, save = SAVES[name]

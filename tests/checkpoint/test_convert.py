@@ -66,6 +66,7 @@ def _read_as_peers_do(path: Path) -> dict[str, Any]:
     return {name: array for file in files for name, array in safetensors.numpy.load(file.read_bytes()).items()}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("form", ["", ".safetensors", ".msgpack", ".npz", ".leaves"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_array_is_the_same_in_every_form(

@@ -81,6 +81,7 @@ def _check(found: Any, process: int, size: int) -> None:
     assert found["rows"].dtype == wanted["rows"].dtype
 
 
+@pytest.mark.sampled(3)
 @SIZES
 def test_saved_together_each_process_gets_its_own(
     together: Together, place: Any, size: int, monkeypatch: pytest.MonkeyPatch

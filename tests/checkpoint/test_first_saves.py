@@ -58,6 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return str(lead_to(MemoryBucket()))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -174,6 +175,7 @@ FORMS: dict[str, Write] = {
 
 
 # What is put in parts cannot be put by condition, as docs/guides/buckets.md says.
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("place", ["disk", "memory", "bucket"], indirect=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:

@@ -275,6 +275,7 @@ def check(path: Path, trained: float) -> None:
     assert tr.verify(path).ok
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("when", ["before the call", "while it waits"])
 @pytest.mark.parametrize("array", ["there", "deleted"])
 @pytest.mark.parametrize("what", OTHERS)

@@ -519,6 +519,7 @@ def test_the_own_error_is_raised_whatever_the_others_say(loading: Loading, tmp_p
         tr.load(tmp_path / "nothing here", mesh=MESH)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("message", ["x" * 5000, "\N{SNOWMAN}" * 1000, "\U0001f332" * 1000, 'a"\\' * 500, "short"])
 @pytest.mark.parametrize("hint", [None, "h" * 600])
 def test_any_error_fits_into_what_a_process_says(loading: Loading, saved: Path, message: str, hint: str | None) -> None:

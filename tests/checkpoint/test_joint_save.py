@@ -336,6 +336,7 @@ def test_equal_has_to_be_said_by_all(together: Together, tmp_path: Path) -> None
     assert "process 1 did not pass" in str(outcomes[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize(
     ("error", "expected"),

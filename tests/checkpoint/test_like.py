@@ -239,6 +239,7 @@ def test_nothing_is_cast_unasked(saved: Any, like: Any, path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------- cast
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("saved", "wanted"),
     [
@@ -409,6 +410,7 @@ def test_cast_of_numbers_never_leaves_its_category(saved: Any, like: Any, path: 
 # ----------------------------------------------------------------------------------------------------------------- keys
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0)], ids=str)
 def test_typed_keys_come_back_as_keys(impl: str, shape: tuple[int, ...], path: Path) -> None:

@@ -70,6 +70,7 @@ def test_a_named_device_is_kept_to(saved: Path) -> None:
     assert all(array.committed for array in placed)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("context", "quick"),
     [

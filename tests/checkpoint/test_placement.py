@@ -64,6 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / str(number) for number, name in enumerate(SPREAD)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", SPREAD)
 def test_any_mesh_loads_on_any_other(before: str, saved: dict[str, Path]) -> None:
     for after in SPREAD.values():
@@ -320,6 +321,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return spans_read(monkeypatch)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("before", "after"), [*itertools.product(["replicated", "rows", "turned", "last"], SPREAD)])
 def test_no_byte_is_read_twice(before: str, after: str, saved: dict[str, Path], spans: list[tuple[int, int]]) -> None:
     treering.load(saved[before], shardings=SPREAD[after])

@@ -50,6 +50,7 @@ def array_of(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return values.astype(np.float32).astype(dtype).reshape(shape)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALL_DTYPES)
 def test_every_dtype_in_every_layout(name: str, tmp_path: Path) -> None:
     cube = array_of(name, (4, 6, 5))
@@ -99,6 +100,7 @@ def test_big_endian_arrays(name: str, tmp_path: Path) -> None:
         assert [leaf.dtype for leaf in again.values()] == [leaf.dtype for leaf in like.values()]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [n for n in ALL_DTYPES if n not in {"int1", "uint1"}])
 def test_every_dtype_of_jax(name: str, tmp_path: Path) -> None:
     array = array_of(name, (8, 3))

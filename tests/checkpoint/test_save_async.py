@@ -281,6 +281,7 @@ def count_held(items: int) -> int:
     return len({id(one) for one in gc.get_referents(*holders) if isinstance(one, np.ndarray) and one.shape == (items,)})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_held_when_a_save_is_over(tmp_path: Path, form: str, *, fails: bool) -> None:

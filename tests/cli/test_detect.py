@@ -98,6 +98,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("stride", [51, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_bare_number_or_text_is_no_checkpoint(tmp_path: Path, verb: str, stride: int) -> None:
@@ -193,6 +194,7 @@ def test_the_first_bytes_of_a_header_are_enough(tmp_path: Path) -> None:
     assert form_of(tmp_path / "a.npy") == "npy"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("content", "hint"),
     [

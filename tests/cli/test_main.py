@@ -78,6 +78,7 @@ def test_a_version_that_cannot_be_written() -> None:
     assert (done.returncode, done.stderr) == (2, "error: could not write the output: No space left on device\n")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

@@ -73,6 +73,7 @@ def test_a_tree_loads_bit_for_bit(name: str, prefix: str | None) -> None:
         assert_holds(tree_deserialize_leaves(EFORMER / name, prefix=prefix), name, prefix)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "prefix"), TREES)
 @pytest.mark.parametrize("mesh", [ROW, GRID], ids=["1-d", "2-d"])
 def test_a_tree_made_from_its_index_goes_into_the_loader(mesh: Mesh, name: str, prefix: str | None) -> None:

@@ -138,6 +138,7 @@ def test_chunks_below_a_raw_list_agree() -> None:
 
 
 # A tuple is written as a list is: as a dict of its positions.
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(kind, count) for kind in (dict, list) for count in (0, 1, 15, 16, 17, 65535, 65536)]
@@ -180,6 +181,7 @@ def test_shape_forms_agree(shape: tuple[int, ...]) -> None:
     assert_bytes_agree(np.zeros(shape, np.int8))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES + EXTENDED_DTYPES)
 def test_every_dtype_agrees(dtype: str) -> None:
     @quick(6)

@@ -72,6 +72,7 @@ def test_the_reader_is_small_and_uses_nothing_of_treering() -> None:
     assert {"json", "numpy", "xxhash", "zstandard", "tests.compat.independent_reader"} <= imported
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SAVES if name != "containers"])
 def test_a_stranger_reads_what_was_written_once_and_what_is_written_now(tmp_path: Path, name: str) -> None:
     check_read(GOLDEN / name, SAVES[name])

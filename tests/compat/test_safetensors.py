@@ -96,6 +96,7 @@ def test_the_library_knows_nearly_all() -> None:
 # ---------------------------------------------------------------------------------------------------------------- ours
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", KNOWN)
 def test_the_library_reads_ours(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -261,6 +262,7 @@ def test_structure_and_kinds_come_back(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- theirs
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", KNOWN)
 def test_we_read_theirs(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:

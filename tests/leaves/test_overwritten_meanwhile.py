@@ -53,6 +53,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {"deserialize": exact, "load": treer
 # ---------------------------------------------------------------------------------------------------- between two saves
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("saves", [1, 2, 5])
 def test_the_newer_tree_is_loaded(loader: str, saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ CLASHES: list[tuple[str | None, Any, str | None, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CLASHES, ids=range(len(CLASHES)))
 def test_trees_that_would_lie_in_one_another_are_refused(case: Any, tmp_path: Path) -> None:
     for first, one, second, other in (case, (*case[2:], *case[:2])):

@@ -64,6 +64,7 @@ def test_every_kind_of_leaf_and_container_survives(tmp_path: Path) -> None:
 NARROW = [name for name in EXTENDED_DTYPES if hasattr(ml_dtypes, name)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [*NUMPY_DTYPES, *NARROW, "timedelta64[D]"])
 def test_every_dtype_of_numpy_survives(name: str, tmp_path: Path) -> None:
     values = np.arange(24) % 3
@@ -77,6 +78,7 @@ def test_every_dtype_of_numpy_survives(name: str, tmp_path: Path) -> None:
 JAX_NARROW = [name for name in NARROW if not name.startswith("float6") and not name.endswith("int1")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JAX_NARROW)
 def test_every_narrow_dtype_of_jax_survives_in_shards(name: str, tmp_path: Path) -> None:
     full = (np.arange(32).reshape(16, 2) % 2).astype(dtype_named(name))
@@ -312,6 +314,7 @@ OTHERS: list[Any] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tree", OTHERS, ids=range(len(OTHERS)))
 @pytest.mark.parametrize("prefix", [None, "model"])
 def test_an_overwrite_leaves_what_a_first_save_would_have_made(tree: Any, prefix: str | None, tmp_path: Path) -> None:

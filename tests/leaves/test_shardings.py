@@ -259,6 +259,7 @@ SPREAD = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("compressor", [None, {"id": "zstd", "level": 1}], ids=["raw", "zstd"])
 @pytest.mark.parametrize("before", SPREAD)
 def test_any_grid_loads_into_any_sharding(before: str, compressor: Any, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ LEAVES = [(1536, 4096, 2), (32000, 1536, 2), (4099, 4093, 4), (1021, 16381, 2), 
 SPECS = [((), (0,)), ((), (0, 1)), ((1,), (0,)), ((), (1,)), ((1, 0), ()), ((0,), ())]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("leaf", LEAVES)

@@ -153,6 +153,7 @@ def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int]
             assert plan.parts is None
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("processes", [97, 1024])
 @pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
 def test_parts_smaller_than_a_block_are_exchanged(leaf: tuple[int, int, int], processes: int) -> None:
@@ -178,6 +179,7 @@ def test_a_transformer_by_rows_on_any_number_of_processes(processes: int) -> Non
     assert read <= 1.01 * needed
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("processes", [2, 4, 8, 97, 1024])
 @pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
 def test_a_turned_mesh_reads_each_byte_once(leaf: tuple[int, int, int], processes: int) -> None:

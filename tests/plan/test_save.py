@@ -160,6 +160,7 @@ def test_meshes(case: tuple[int, list[LeafLayout]]) -> None:
     check(layouts, processes)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("processes", [1, 2, 3, 8, 97, 1024])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 0), (7, 1 << 20), (1 << 20,), (97, 89, 83), (1, 1, 4096, 3)])
 def test_replicated(processes: int, shape: tuple[int, ...]) -> None:

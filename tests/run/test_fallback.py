@@ -101,6 +101,7 @@ def resume(path: Path, fallback: Any = True, **options: Any) -> tuple[tr.Run, in
 # ------------------------------------------------------------------------------------------------------- what is loaded
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("kind", [*DAMAGE, "removed"])
 def test_the_newest_whole_step_is_loaded_and_the_damage_is_told(path: Path, kind: str, index: bool) -> None:

@@ -361,6 +361,7 @@ def noise(size: int) -> bytes:
 SIZES = [0, 1, 511, 4095, 4096, 4097, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 16 * MIB, 19 * MIB + 77]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", SIZES)
 def test_the_content_is_the_concatenation(tmp_path: Path, size: int) -> None:

@@ -173,6 +173,7 @@ class TestEverywhere:
         assert everything(tmp_path, records=True) == before
         assert load(tmp_path) == OLD
 
+    @pytest.mark.sampled(7)
     @pytest.mark.parametrize("in_the_way", ["e/f/g/0", "e/f/g/.zarray", "e", "e/f/.zarray", "a/b/3", "d/0/mine"])
     def test_what_no_index_lists_is_not_replaced(self, tmp_path: Path, in_the_way: str) -> None:
         save(tmp_path, OLD)
@@ -209,6 +210,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dir_fd", [True, False])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("old", [True, False])

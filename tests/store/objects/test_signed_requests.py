@@ -154,6 +154,7 @@ def client_of(fake: GcsFake) -> ObstoreClient:
 
 
 # Each key alone on pages of one name, and all of them on pages of each length; the rest is slow.
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("keys", "most"),
     [
