@@ -217,6 +217,7 @@ def test_the_rest_of_the_tree_may_be_what_jax_refuses(tmp_path: Path, processes:
 # ------------------------------------------------------------------------------------------ another number of them
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("saved", "loaded"), [(2, 1), (1, 2), (2, 4), (4, 2), (4, 3)])
 @pytest.mark.parametrize("own", [False, True], ids=["given", "own"])
 def test_another_number_of_processes_asks_merge_and_split(

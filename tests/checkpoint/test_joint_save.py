@@ -260,6 +260,7 @@ def test_what_exists_is_refused_on_all(together: Together, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------------ what goes wrong
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("leads_to", ["another step", "an empty folder", "nothing"])
 def test_a_link_in_the_place_of_a_step_is_refused_on_all(together: Together, leads_to: str, tmp_path: Path) -> None:
     target = tmp_path / leads_to

@@ -200,6 +200,7 @@ def test_an_array_without_axes_may_stand_for_a_number_of_its_category(saved: Any
     assert_same(treering.load(path, {"n": like}, cast=True)["n"], type(like)(saved), restored=False)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("saved", "like"),
     [
@@ -599,6 +600,7 @@ def test_warnings_may_be_made_errors(path: Path) -> None:
             treering.load(path, {"s": State(jnp.zeros(2))})
 
 
+@pytest.mark.slow
 def test_a_model_and_its_optimizer(path: Path) -> None:
     model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
     optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, 10))

@@ -189,6 +189,7 @@ INTO: dict[str, Callable[[str, str], Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", ["run/step_00000001/new", "other/../run/step_00000001/new", "link/new"])
 @pytest.mark.parametrize("into", INTO)
 def test_nothing_is_written_into_its_own_source(place: Path, into: str, target: str) -> None:

@@ -80,6 +80,7 @@ def test_every_dtype_in_every_layout(name: str, tmp_path: Path) -> None:
     assert_same(treering.load(tmp_path / "c", mapped=True), tree)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["int16", "int64", "uint32", "float16", "float64", "complex64", "complex128", "M8[s]"])
 def test_big_endian_arrays(name: str, tmp_path: Path) -> None:
     big = np.arange(12).astype(name).astype(np.dtype(name).newbyteorder(">")).reshape(3, 4)

@@ -327,6 +327,7 @@ def test_a_copy_of_a_file_that_is_written_into_is_busy(
     assert [found.name for found in tmp_path.iterdir() if found.is_file()] == [path.name]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_anew_while_it_is_converted_is_busy(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

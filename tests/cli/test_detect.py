@@ -220,6 +220,7 @@ def test_what_is_of_no_form_is_not_called_damaged(tmp_path: Path, content: bytes
         serialization.load_from_file(None, path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "value", [0, 127, -32, -1, 128, 2**16, 2**40, -(2**31), 1.5, True, None, "", "text", b"x", [], {}]
 )

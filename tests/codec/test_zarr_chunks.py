@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import limits
+from tests.drawn import drawn
 from tests.memory import memory_of_this_process
 from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file, decode, encode
@@ -152,7 +153,7 @@ def test_large_chunks(codec: str, kind: str) -> None:
     assert same(read_by_tensorstore(array, data), items)
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(st.sampled_from(list(CODECS)), st.lists(st.integers(1, 5), max_size=3), st.sampled_from(DTYPES), st.integers(0))
 def test_any_chunk_comes_back(codec: str, shape: list[int], dtype: str, seed: int) -> None:
     array = array_of(tuple(shape), dtype, codec)

@@ -144,6 +144,7 @@ def test_a_target_gives_structure_and_lists() -> None:
     assert len(caught.value.differences) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "prefix"), [tree for tree in TREES if tree[0] != "x64"])
 def test_load_open_and_verify_read_it_too(name: str, prefix: str | None) -> None:
     alone = [other for other, _ in TREES].count(name) == 1

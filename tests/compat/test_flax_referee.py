@@ -153,6 +153,7 @@ def test_container_sizes_agree(kind: type, count: int) -> None:
     assert treering.serialization.from_bytes(tree, data) == tree
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65535, 65536])
 def test_raw_list_sizes_agree(count: int) -> None:
     ours = treering.serialization.msgpack_serialize(list(range(count)))
@@ -192,6 +193,7 @@ def test_every_dtype_agrees(dtype: str) -> None:
     check()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "value",
     [
@@ -240,6 +242,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_states_agree(name: str) -> None:
     assert_agree(OPTIMIZERS[name]().init(params()))

@@ -27,6 +27,7 @@ def flat(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): bits(leaf) for path, leaf in pairs}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TREES)
 def test_they_are_read_into_the_tree_that_was_saved(name: str) -> None:
     tree = TREES[name]

@@ -48,6 +48,7 @@ def test_what_was_read_writes_the_same_bytes_again(name: str, monkeypatch: pytes
     assert treering.serialization.msgpack_serialize(state, in_place=True) == case.data
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mapped", [False, True], ids=["read", "mapped"])
 @pytest.mark.parametrize("name", flax_names())
 def test_reading_from_disk_gives_the_expected_state(name: str, mapped: bool, tmp_path: Path) -> None:

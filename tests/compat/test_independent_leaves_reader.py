@@ -120,6 +120,7 @@ def state(folder: Path) -> Any:
     return index, files
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SAVES if name != "arrays"])
 def test_they_are_written_as_they_were(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, SAVES[name])

@@ -357,6 +357,7 @@ HOSTILE: dict[str, tuple[bytes, bytes]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_headers(tmp_path: Path, name: str) -> None:
     header, data = HOSTILE[name]

@@ -92,6 +92,7 @@ def usual_level() -> Iterator[None]:
 SHOWN = re.compile(r"\s*```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("page", pages())
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)

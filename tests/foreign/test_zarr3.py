@@ -86,6 +86,7 @@ def _documents(place: Path, change: dict[str, Any]) -> None:
     file.write_text(json.dumps(json.loads(file.read_bytes()) | change))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("codecs", _CHAINS.values(), ids=_CHAINS)
 def test_what_tensorstore_wrote(tmp_path: Path, codecs: list[Any]) -> None:
     _write(tmp_path, _ITEMS, codecs)
@@ -170,6 +171,7 @@ _DOCUMENT: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("change", "error", "problem"),
     [

@@ -72,6 +72,7 @@ def test_structure_exact_is_the_same_for_it(plain: Path) -> None:
     assert_same(tree_deserialize_leaves(plain, structure="exact"), tree_deserialize_leaves(plain), restored=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("metadata", "array"),
     [

@@ -212,6 +212,7 @@ CODECS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: str(codec["id"]) + str(len(codec)))
 def test_any_compressor_on_request(codec: dict[str, Any], tmp_path: Path) -> None:
     tree: dict[str, Any] = {
@@ -275,6 +276,7 @@ UNSAFE = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tree", UNSAFE, ids=range(len(UNSAFE)))
 @pytest.mark.parametrize("prefix", [None, "model"])
 def test_no_key_collides_or_leads_out(tree: Any, prefix: str | None, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import faults
+from tests.drawn import drawn
 from tests.plan.test_save import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
 from treering._plan.load import (
@@ -28,7 +29,7 @@ from treering._plan.load import (
 from treering._values.boxes import Box, find_cover_error, intersection, relative, runs, shape_of, size_of, slices, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 
-plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+plans = settings(derandomize=True, max_examples=drawn(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Shape = tuple[int, ...]
 Wanted = list[list[Box]]
 

@@ -410,6 +410,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, remover: str, *, stride: int) -> I
                 yield outcome(objects, REMOVERS[remover], [(first, before), (second, then), (first, 1000)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("remover", REMOVERS)
 def test_whoever_holds_a_step_has_it_however_the_two_meet(remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(outcomes(monkeypatch, remover, stride=13)) == {True, False}

@@ -65,6 +65,7 @@ class TestEverywhere:
     def test_a_folder_in_a_snapshot_of_the_hub_is_read(self, tmp_path: Path) -> None:
         assert load(hub_snapshot(tmp_path, "checkpoints/last")) == b"treering"
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize(
         "leads_to",
         [

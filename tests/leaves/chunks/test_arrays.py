@@ -177,6 +177,7 @@ def test_any_boxes_from_any_chunks(scenes: list[Any], wanted: list[tuple[slice, 
         assert np.array_equal(scenes[scene][str(leaf)][place], ARRAY[place])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=codec_id)
 def test_large_and_small_leaves_in_one_reading(tmp_path: Path, codec: dict[str, Any] | None, *, mapped: bool) -> None:

@@ -88,6 +88,7 @@ class TestEverywhere:
         assert everything(tmp_path) == expected({"": NEW, "m": {"m/a": b"1"}})
         assert names(tmp_path / ".treering") == sorted([first, second])
 
+    @pytest.mark.sampled(7)
     @pytest.mark.parametrize(
         ("old", "new"),
         [
@@ -124,6 +125,7 @@ class TestEverywhere:
         take_up(tmp_path)  # nothing waits any more
         assert load(tmp_path) == NEW
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("old", [True, False])
     def test_a_save_replaces_one_that_waits(self, tmp_path: Path, old: bool) -> None:
         if old:

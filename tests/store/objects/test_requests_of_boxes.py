@@ -115,6 +115,7 @@ def test_a_checkpoint_that_a_run_resumes_from(saved: Saved) -> None:
     require_equal(found.tree, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_leaf_by_leaf(saved: Saved) -> None:
     with saved.few_requests(), treering.open(saved.path) as opened:
         found = {name: opened[name][...] for name in opened}
