@@ -39,6 +39,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# How many processes run the tests, as pytest-xdist says.
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
 # A number of its own for each folder of a test.
 _numbers = itertools.count()
 
@@ -51,6 +54,17 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = ALL_EXAMPLES if every else FEW_EXAMPLES
     settings.register_profile("drawn", settings.get_profile(PROFILE), max_examples=drawn)
     settings.load_profile("drawn")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, object]:
+    # Each of several workers begins in another room. What one has compiled the others find: without that, each compiles
+    # the assertions of all rooms at the same time, where nothing is compiled yet.
+    report = yield
+    if collector.path == Path(__file__).parent and WORKERS > 1:
+        begin = len(report.result) * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) // WORKERS
+        report.result[:] = [*report.result[begin:], *report.result[:begin]]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,6 +95,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if WORKERS > 1:  # each has begun in another room, and all have to list the same
+        items.sort(key=lambda item: item.path)
     for item in items:
         if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
             item.add_marker("examples")
