@@ -346,6 +346,7 @@ def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch
     assert not (tmp_path / "b" / "treering.json").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "target"), [("", target) for target in TARGETS] + [(".msgpack", "b")])
 def test_memory_holds_a_piece_of_a_leaf(
     form: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

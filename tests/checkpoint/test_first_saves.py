@@ -106,6 +106,7 @@ def test_a_folder_of_hugging_face_is_refused_too(place: Any) -> None:
     assert np.array_equal(treering.load(path)["a"], TREE["a"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", [(None, 1000), (1000, None)], ids=["one file", "shards"])
 def test_a_model_in_one_file_and_one_in_shards_are_not_both_saved(sizes: tuple[Any, Any], place: Any) -> None:
     """No name of the one is a name of the other, and transformers would read the one file alone."""

@@ -325,6 +325,7 @@ def test_members_of_another_type(ckpt: Path, name: str, value: Any) -> None:
         refused(ckpt)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "body",
     [

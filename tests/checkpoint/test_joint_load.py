@@ -253,6 +253,7 @@ def test_no_exchange_begins_where_others_may_have_given_up(
     assert len(loading.exchanges) == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("files", [0, 1, 5, 16, 1024, 1500])
 @pytest.mark.parametrize("count", [1, 3, 16, 1024])
 def test_each_file_is_checked_and_each_process_opens_one(files: int, count: int, tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ def test_more_leaves_are_refused_by_number(together: Together, tmp_path: Path) -
     assert "process 0 has 2 leaves, this process 1" in str(outcomes[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("first", "last"), [([1, 2], (1, 2)), ([], ()), ({}, []), (Pair(1, 2), {"x": 1, "y": 2})])
 def test_other_containers_are_refused(together: Together, tmp_path: Path, first: Any, last: Any) -> None:
     odd = together.count - 1

@@ -279,6 +279,7 @@ def test_cast_within_a_category_or_to_a_wider_one(saved: str, wanted: str, to: A
     assert [complex(x) for x in np.asarray(found)] == [complex(x) for x in values]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("saved", "wanted"),
     [
@@ -347,6 +348,7 @@ def test_a_number_that_does_not_fit_is_not_cut(saved: int, like: Any, path: Path
         treering.load(path, {"n": like}, cast=True)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("saved", "like", "error"),
     [
@@ -422,6 +424,7 @@ def test_typed_keys_come_back_as_keys(impl: str, shape: tuple[int, ...], path: P
     assert_same(treering.load(path), {"k": keys}, restored=False)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("other", IMPLS)
 def test_keys_of_another_implementation_do_not_fit(impl: str, other: str, path: Path) -> None:

@@ -146,6 +146,7 @@ KEYS: list[Any] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_slices_are_those_of_numpy(key: Any, path: Path) -> None:
     with treering.open(path) as ckpt:

@@ -95,6 +95,7 @@ WRITERS: dict[str, Callable[[str, Any], object]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_form_that_is_read_may_lie_below(name: str, tmp_path: Path) -> None:
     base: dict[str, Any] = {"w": np.arange(6, dtype="f4").reshape(2, 3), "b": np.zeros(2, "f4")}

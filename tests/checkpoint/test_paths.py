@@ -87,6 +87,7 @@ def test_what_is_no_path(place: Path, call: str, path: Any) -> None:
     assert not list(place.iterdir())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_current_folder_that_is_gone(place: Path, call: str) -> None:
     gone = place / "gone"
@@ -97,6 +98,7 @@ def test_a_current_folder_that_is_gone(place: Path, call: str) -> None:
         CALLS[call]("x")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("call", WRITE)
 @pytest.mark.parametrize("path", ["~/x", "~someone/x", "~"])
 def test_nothing_is_made_below_a_folder_called_tilde(place: Path, call: str, path: str) -> None:

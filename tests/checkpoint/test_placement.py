@@ -75,6 +75,7 @@ def test_any_mesh_loads_on_any_other(before: str, saved: dict[str, Path]) -> Non
             assert_same(np.asarray(shard.data), ARRAY[shard.index])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", SPREAD)
 def test_without_shardings_it_comes_to_the_default_device(before: str, saved: dict[str, Path]) -> None:
     found = treering.load(saved[before])
@@ -109,6 +110,7 @@ def test_shapes_of_primes_and_of_nothing(path: Path) -> None:
         assert found["a"].shape == (0, 8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int4", "uint2", "bfloat16", "float8_e4m3fn", "complex64", "uint32"])
 def test_dtypes_over_a_mesh(dtype: str, path: Path) -> None:
     array = (np.arange(64).reshape(8, 8) % 2).astype(jnp.dtype(dtype))

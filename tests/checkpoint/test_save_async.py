@@ -195,6 +195,7 @@ def test_an_error_is_raised_by_result(taken: Path) -> None:
     assert treering.load(taken) == {"x": 1}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("call", ["save", "save_async", "load", "open"])
 def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call(tmp_path: Path, form: str, call: str) -> None:

@@ -160,6 +160,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     assert printed(path, "a") == f"{'y' * 4096!r}\n"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("key", "arguments", "wanted", "hint"),
     [

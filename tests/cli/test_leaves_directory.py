@@ -138,6 +138,7 @@ def test_verify(whole: Path, copy: Path) -> None:
         assert "index_leaves" in inside(verb, str(copy), code=2)[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["dtypes", "index_v1", "mixed_index", "plain", "prefixed", "sharded_2x4", "x64"])
 def test_directories_of_another_program(name: str) -> None:
     path = GOLDEN / name

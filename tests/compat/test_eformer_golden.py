@@ -67,6 +67,7 @@ def test_no_golden_folder_is_missing() -> None:
         assert sum(len(expected(name, prefix)) for prefix in prefixes) == len(arrays)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "prefix"), TREES)
 def test_a_tree_loads_bit_for_bit(name: str, prefix: str | None) -> None:
     with jax.enable_x64(name == "x64"):

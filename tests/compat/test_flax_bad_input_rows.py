@@ -161,6 +161,7 @@ def test_a_mismatch_far_down_has_a_message_of_readable_length() -> None:
 EIGHT = bytes(range(8))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("shape", "dtype", "buffer"),
     [

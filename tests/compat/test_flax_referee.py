@@ -170,6 +170,7 @@ def test_text_and_bytes_sizes_agree(unit: str | bytes, size: int) -> None:
         assert_bytes_agree({value: 1})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", [*range(6), *range(238, 248), 255, 256, 257, *range(65510, 65540)])
 def test_ext_sizes_agree(size: int) -> None:
     assert_bytes_agree(np.arange(size, dtype=np.uint8))

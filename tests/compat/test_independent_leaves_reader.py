@@ -89,6 +89,7 @@ def test_a_stranger_reads_containers() -> None:
     assert tree["pair"] == {"first": 1, "second": [2]}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SAVES)
 def test_we_read_what_was_written_once(name: str) -> None:
     for prefix, (tree, _) in SAVES[name].items():

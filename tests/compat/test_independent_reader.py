@@ -137,6 +137,7 @@ def test_containers_and_keys(tmp_path: Path) -> None:
     assert list(found) == list(tree)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "tree", [{}, [], (), None, 7, np.arange(3)], ids=["dict", "list", "tuple", "none", "int", "array"]
 )

@@ -200,6 +200,7 @@ def test_the_library_reads_the_data_files_of_a_checkpoint(tmp_path: Path) -> Non
     assert np.array_equal(found["a"], tree["a"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", LACKING)
 def test_dtypes_that_it_lacks_are_raw_in_a_checkpoint(tmp_path: Path, dtype: str) -> None:
     array = of_dtype(dtype, (3, 4))

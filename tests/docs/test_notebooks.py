@@ -24,6 +24,7 @@ def test_there_are_notebooks() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_a_title_an_introduction_and_no_output(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

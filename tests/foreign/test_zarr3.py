@@ -95,6 +95,7 @@ def test_what_tensorstore_wrote(tmp_path: Path, codecs: list[Any]) -> None:
         np.testing.assert_array_equal(opened["w"][2:6, 1::4], _ITEMS[2:6, 1::4])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["bool", "int4", "uint16", "complex64", "bfloat16", "float8_e5m2"])
 def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
     array = (np.arange(70).reshape(7, 10) % 2).astype(getattr(ml_dtypes, dtype, dtype))

@@ -70,6 +70,7 @@ BAD = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("prefix", BAD, ids=repr)
 @pytest.mark.parametrize("tree", [{"w": jnp.ones(2)}, {}], ids=["array", "empty"])
 def test_a_prefix_that_is_no_folder_is_refused_and_makes_nothing(prefix: Any, tree: Any, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_what_zarr_has_no_form_for_is_refused_by_name_before_anything_is_made(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tree", [{}, [], None, 3, "text", {"a": None, "b": {"c": 1.5, "d": {}}}], ids=repr)
 def test_trees_without_arrays_survive(tree: Any, tmp_path: Path) -> None:
     for prefix in (None, "model"):

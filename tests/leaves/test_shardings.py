@@ -154,6 +154,7 @@ FORMS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("prefix", [None, "model"])
 @pytest.mark.parametrize("form", FORMS)
 def test_shardings_of_every_form(form: str, prefix: str | None, saved: Path) -> None:

@@ -138,6 +138,7 @@ WEIGHTS = [(1536, 1536, 2), (1536, 512, 2), (1536, 4096, 2), (4096, 1536, 2), (3
 PRIMES = [(4099, 4093, 4), (16381, 1021, 2), (1021, 16381, 2)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("processes", [2, 4, 8])
 @pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
 def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int], processes: int) -> None:

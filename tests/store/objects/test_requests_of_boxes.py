@@ -122,6 +122,7 @@ def test_leaf_by_leaf(saved: Saved) -> None:
     require_equal(found, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_what_a_check_reads(saved: Saved) -> None:
     with saved.few_requests():
         assert treering.verify(saved.path).ok

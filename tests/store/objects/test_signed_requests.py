@@ -68,6 +68,7 @@ def test_the_store_of_a_client_can_delete_so(server: _Server) -> None:
     assert delete_version(variant, "a", VERSION).status is Status.DONE
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("status", "wanted", "sure"),
     [
