@@ -1,7 +1,10 @@
 """Settings for the whole run, made before anything imports jax: a CPU with eight devices, and hypothesis' profiles."""
 
+import collections
 import gc
+import itertools
 import os
+import re
 import secrets
 import signal
 from collections.abc import Generator, Iterator
@@ -28,12 +31,19 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 PROFILE = "ci" if os.environ.get("CI") else "default"
 settings.load_profile(PROFILE)
 # Of a property that says no number, as `quick` does it for those that say one.
-FEW_EXAMPLES, ALL_EXAMPLES = 25, 100
+FEW_EXAMPLES, ALL_EXAMPLES = 10, 100
 
 # A shell starts what goes on in its background deaf to interrupts, and children inherit that: tests of interrupts would
 # wait in vain.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How many processes run the tests, as pytest-xdist says.
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+# A number of its own for each folder of a test.
+_numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,6 +54,17 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = ALL_EXAMPLES if every else FEW_EXAMPLES
     settings.register_profile("drawn", settings.get_profile(PROFILE), max_examples=drawn)
     settings.load_profile("drawn")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, object]:
+    # Each of several workers begins in another room. What one has compiled the others find: without that, each compiles
+    # the assertions of all rooms at the same time, where nothing is compiled yet.
+    report = yield
+    if collector.path == Path(__file__).parent and WORKERS > 1:
+        begin = len(report.result) * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) // WORKERS
+        report.result[:] = [*report.result[begin:], *report.result[:begin]]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,6 +80,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish() -> None:
     # Modules and collected tests are millions of objects that stay: no collection needs to look at them, not even once.
     gc.freeze()
+    # A test is over before much garbage has come together; jax looks through its own caches at each collection.
+    gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,11 +95,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if WORKERS > 1:  # each has begun in another room, and all have to list the same
+        items.sort(key=lambda item: item.path)
     for item in items:
         if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
             item.add_marker("examples")
     asked = config.getoption("--store")
     if asked == "posix":
+        _leave_cases_to_the_slow_run(items)
         return
     from tests.posix_only import why_left_out
 
@@ -89,6 +115,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left if elsewhere else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+def _leave_cases_to_the_slow_run(items: list[pytest.Item]) -> None:
+    """Mark the cases of tests with many that a default run does without; in a bucket all of them run."""
+    met: collections.Counter[object] = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            continue
+        test = item.parent, getattr(item, "originalname", item.name)
+        if met[test] % mark.args[0]:
+            item.add_marker("slow")
+        met[test] += 1
 
 
 @pytest.fixture(scope="session")
@@ -124,10 +163,14 @@ def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder of the test's own, in the store that was asked for."""
     if request.config.getoption("--store") == "posix":
-        yield tmp_path
+        # pytest's own looks through the folders of all tests before this one for a number that is free.
+        name = re.sub(r"\W", "_", request.node.name)[:30]
+        folder = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
+        folder.mkdir(mode=0o700)
+        yield folder
         return
     from tests import stores
 

@@ -112,6 +112,7 @@ EVERY_WAY = [(name, "planned") for name in WANTED] + [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "cut"), EVERY_WAY)
 def test_every_way_arrives_bit_for_bit(name: str, cut: str) -> None:
     sharding = WANTED[name]
@@ -137,6 +138,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_keeps_its_bits(name: str) -> None:
     """NaNs of any payload, denormals and negative zeros are among random bits."""
@@ -207,6 +209,7 @@ def shapes_in(text: str) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

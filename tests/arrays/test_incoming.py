@@ -62,6 +62,7 @@ def test_any_box_from_any_chunks(opened: list[Any], wanted: tuple[slice, ...], n
     assert found.dtype == ARRAY.dtype
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("before", SPECS, ids=str)
 def test_many_boxes_from_any_chunks(saved: list[Path], before: tuple[Any, ...]) -> None:
     mesh = Mesh(np.array(jax.devices()[::-1]).reshape(2, 2, 2), ("x", "y", "z"))

@@ -255,6 +255,7 @@ def test_a_piece_of_a_shard_is_cut_out_of_it(dtype: str) -> None:
 # ------------------------------------------------------------------------- memory that others write while it is read
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("count", [16 << 10, (1 << 20) + 1024])
 def test_what_is_handed_out_is_what_was_checked(name: str, count: int) -> None:

@@ -278,6 +278,7 @@ def test_any_trees(one: Any, other: Any) -> None:
     assert_never_wrong(one, one)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", range(10))
 def test_each_leaf_against_each_of_its_family(place: int) -> None:
     family = families()[place]
@@ -344,6 +345,7 @@ def _laid_out(tree: Any) -> Any:
     return plan_tree(tree).layout(ATTEMPT)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("kind", "leaves"),
     [

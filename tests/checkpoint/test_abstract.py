@@ -58,6 +58,7 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_has_one_from_headers_alone(form: str, tmp_path: Path) -> None:
     path = tmp_path / form

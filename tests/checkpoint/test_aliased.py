@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
+from tests.drawn import drawn
 from treering.errors import UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
@@ -155,6 +156,7 @@ def saved_while_written(path: Path, save: Save, count: int = ITEMS) -> None:
     require_items(numbered, treering.load(path), end)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in SAVES if not name.endswith(("zlib", "gzip", "bz2"))])
 def test_an_acknowledged_save_loads(tmp_path: Path, name: str) -> None:
     form, save = SAVES[name]
@@ -162,7 +164,7 @@ def test_an_acknowledged_save_loads(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=drawn(20))
 @given(name=st.sampled_from(list(SAVES)), rows=st.integers(1, 3 << 10))
 def test_an_acknowledged_save_of_any_size_loads(tmp_path_factory: pytest.TempPathFactory, name: str, rows: int) -> None:
     form, save = SAVES[name]

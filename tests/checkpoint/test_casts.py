@@ -86,6 +86,7 @@ def saved(path: Path, values: list[Any], dtype: str) -> dict[str, np.ndarray[Any
     return tree
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("values", "before", "after"), OTHER_KINDS)
 def test_another_kind_is_refused_before_a_byte_is_read(
     values: list[Any], before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,7 @@ def test_shares_of_arrays_that_numpy_sees_are_cut_without_a_program(
             assert not compiled
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("processes", [2, 8])
 def test_other_shares_are_cut_by_a_few_programs_however_many_leaves_there_are(
     tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, processes: int

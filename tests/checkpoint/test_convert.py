@@ -66,6 +66,7 @@ def _read_as_peers_do(path: Path) -> dict[str, Any]:
     return {name: array for file in files for name, array in safetensors.numpy.load(file.read_bytes()).items()}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("form", ["", ".safetensors", ".msgpack", ".npz", ".leaves"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_array_is_the_same_in_every_form(
@@ -345,6 +346,7 @@ def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch
     assert not (tmp_path / "b" / "treering.json").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "target"), [("", target) for target in TARGETS] + [(".msgpack", "b")])
 def test_memory_holds_a_piece_of_a_leaf(
     form: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

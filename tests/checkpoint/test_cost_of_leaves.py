@@ -72,6 +72,7 @@ def save_behind(path: Path, tree: Any) -> None:
     behind.append(save_async(path, tree))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("kind", "save", "first", "later"),
     [

@@ -81,6 +81,7 @@ def _check(found: Any, process: int, size: int) -> None:
     assert found["rows"].dtype == wanted["rows"].dtype
 
 
+@pytest.mark.sampled(3)
 @SIZES
 def test_saved_together_each_process_gets_its_own(
     together: Together, place: Any, size: int, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +217,7 @@ def test_the_rest_of_the_tree_may_be_what_jax_refuses(tmp_path: Path, processes:
 # ------------------------------------------------------------------------------------------ another number of them
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("saved", "loaded"), [(2, 1), (1, 2), (2, 4), (4, 2), (4, 3)])
 @pytest.mark.parametrize("own", [False, True], ids=["given", "own"])
 def test_another_number_of_processes_asks_merge_and_split(

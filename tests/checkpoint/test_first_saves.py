@@ -58,6 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return str(lead_to(MemoryBucket()))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -105,6 +106,7 @@ def test_a_folder_of_hugging_face_is_refused_too(place: Any) -> None:
     assert np.array_equal(treering.load(path)["a"], TREE["a"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", [(None, 1000), (1000, None)], ids=["one file", "shards"])
 def test_a_model_in_one_file_and_one_in_shards_are_not_both_saved(sizes: tuple[Any, Any], place: Any) -> None:
     """No name of the one is a name of the other, and transformers would read the one file alone."""
@@ -174,6 +176,7 @@ FORMS: dict[str, Write] = {
 
 
 # What is put in parts cannot be put by condition, as docs/guides/buckets.md says.
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("place", ["disk", "memory", "bucket"], indirect=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:

@@ -112,6 +112,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "x") if request.param == "disk" else f"memory://{tmp_path.name}/x"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("first", "second", "place"), REFUSED_WHERE, indirect=["place"])
 def test_what_treering_writes_second_is_refused(first: str, second: str, place: str) -> None:
     WRITE[first](place, FIRST)
@@ -140,6 +141,7 @@ AMBIGUOUS = {
 """What reading cannot tell apart, and refuses."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("first", "second"), BY_OTHERS)
 def test_what_others_write_second_is_not_taken_for_the_first(first: str, second: str, place: str) -> None:
     WRITE[first](place, FIRST)

@@ -138,6 +138,7 @@ def test_another_dtype_or_another_tree_is_compared(tmp_path: Path, save: Save) -
     assert tr.load(tmp_path / "e")["frozen"].dtype == jnp.float16
 
 
+@pytest.mark.sampled(5)
 @both
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P()])
 def test_arrays_over_several_devices(tmp_path: Path, save: Save, spec: Any, copied: list[list[int]]) -> None:
@@ -199,6 +200,7 @@ def test_no_array_lives_longer_for_it(tmp_path: Path) -> None:
     assert np.array_equal(tr.load(tmp_path / "c")["frozen"], np.arange(3000.0) + 1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("array", ["there", "deleted"])
 @pytest.mark.parametrize("base", ["there", "not to be linked", "gone"])
 def test_what_was_not_copied_is_found_when_it_has_to_be_written(
@@ -275,6 +277,7 @@ def check(path: Path, trained: float) -> None:
     assert tr.verify(path).ok
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("when", ["before the call", "while it waits"])
 @pytest.mark.parametrize("array", ["there", "deleted"])
 @pytest.mark.parametrize("what", OTHERS)
@@ -303,6 +306,7 @@ def test_another_program_saves_where_the_base_was(tmp_path: Path, what: str, arr
     check(tmp_path / "c", 2.0)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("how", ["delete", "gc", "rollback"])
 @pytest.mark.parametrize("array", ["there", "deleted"])
 def test_steps_of_a_run_go_while_a_save_waits(tmp_path: Path, how: str, array: str) -> None:

@@ -271,6 +271,7 @@ def refused(folder: Path) -> TreeringError:
     return parsing.value
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_lies_in_an_index(ckpt: Path, name: str) -> None:
     before = (ckpt / "treering.json").read_bytes()
@@ -283,6 +284,7 @@ def test_lies_in_an_index(ckpt: Path, name: str) -> None:
     assert len(str(error)) < 1500
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
 @pytest.mark.parametrize(
     "place",
@@ -311,6 +313,7 @@ def refused_or_the_same(ckpt: Path, place: str, value: Any) -> None:
         assert isinstance(refused(ckpt), CorruptError)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("value", [None, 1, 1.5, True, "x", [], {}, [[]], [{}], [None], {"a": 1}], ids=repr)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_members_of_another_type(ckpt: Path, name: str, value: Any) -> None:
@@ -322,6 +325,7 @@ def test_members_of_another_type(ckpt: Path, name: str, value: Any) -> None:
         refused(ckpt)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "body",
     [

@@ -525,6 +525,7 @@ def test_what_a_process_hands_in_has_to_fit(two: Together, tmp_path: Path, monke
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at", [0, 1 << 14, (1 << 18) - 1], ids=["first block", "second block", "last byte"])
 def test_one_changed_number_of_a_large_leaf_is_written(tmp_path: Path, at: int) -> None:
     before = {"frozen": np.arange(1 << 18), "trained": np.arange(1 << 18)}

@@ -80,7 +80,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
     "default_device": lambda: jax.default_device(jax.devices()[3]),
     "checks": lambda: configured(jax_enable_checks=True, jax_check_tracer_leaks=True),
 }
-CHEAP = ("set_mesh Explicit", "abstract Manual", "transfer guards", "explicit transfer guards")
+CHEAP = ("set_mesh Explicit", "explicit transfer guards")
 
 
 @dataclasses.dataclass(frozen=True)

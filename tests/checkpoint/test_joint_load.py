@@ -253,6 +253,7 @@ def test_no_exchange_begins_where_others_may_have_given_up(
     assert len(loading.exchanges) == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("files", [0, 1, 5, 16, 1024, 1500])
 @pytest.mark.parametrize("count", [1, 3, 16, 1024])
 def test_each_file_is_checked_and_each_process_opens_one(files: int, count: int, tmp_path: Path) -> None:
@@ -519,6 +520,7 @@ def test_the_own_error_is_raised_whatever_the_others_say(loading: Loading, tmp_p
         tr.load(tmp_path / "nothing here", mesh=MESH)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("message", ["x" * 5000, "\N{SNOWMAN}" * 1000, "\U0001f332" * 1000, 'a"\\' * 500, "short"])
 @pytest.mark.parametrize("hint", [None, "h" * 600])
 def test_any_error_fits_into_what_a_process_says(loading: Loading, saved: Path, message: str, hint: str | None) -> None:

@@ -260,6 +260,7 @@ def test_what_exists_is_refused_on_all(together: Together, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------------ what goes wrong
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("leads_to", ["another step", "an empty folder", "nothing"])
 def test_a_link_in_the_place_of_a_step_is_refused_on_all(together: Together, leads_to: str, tmp_path: Path) -> None:
     target = tmp_path / leads_to
@@ -298,6 +299,7 @@ def test_more_leaves_are_refused_by_number(together: Together, tmp_path: Path) -
     assert "process 0 has 2 leaves, this process 1" in str(outcomes[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("first", "last"), [([1, 2], (1, 2)), ([], ()), ({}, []), (Pair(1, 2), {"x": 1, "y": 2})])
 def test_other_containers_are_refused(together: Together, tmp_path: Path, first: Any, last: Any) -> None:
     odd = together.count - 1
@@ -336,6 +338,7 @@ def test_equal_has_to_be_said_by_all(together: Together, tmp_path: Path) -> None
     assert "process 1 did not pass" in str(outcomes[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize(
     ("error", "expected"),

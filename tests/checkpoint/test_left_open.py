@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import treering
+from tests.warm import Programs
 from treering.leaves import tree_serialize_leaves
 
 FORMS = ("ckpt", "tree.safetensors", "tree.msgpack", "leaves", "run")
@@ -65,13 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_said(folder: Path, end: str) -> None:
+def test_nothing_is_said(folder: Path, end: str, programs: Programs) -> None:
     line, status, wanted = ENDS[end]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + line, *(folder / form for form in FORMS)],
-        capture_output=True, text=True, check=False, env=environment,
-    )  # fmt: skip
+    done = programs.run("-c", PROGRAM + line, *(str(folder / form) for form in FORMS))
     assert done.returncode == status, done.stderr
     assert done.stderr.splitlines()[-1:] == wanted
     assert "Exception ignored" not in done.stderr

@@ -200,6 +200,7 @@ def test_an_array_without_axes_may_stand_for_a_number_of_its_category(saved: Any
     assert_same(treering.load(path, {"n": like}, cast=True)["n"], type(like)(saved), restored=False)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("saved", "like"),
     [
@@ -239,6 +240,7 @@ def test_nothing_is_cast_unasked(saved: Any, like: Any, path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------- cast
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("saved", "wanted"),
     [
@@ -277,6 +279,7 @@ def test_cast_within_a_category_or_to_a_wider_one(saved: str, wanted: str, to: A
     assert [complex(x) for x in np.asarray(found)] == [complex(x) for x in values]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("saved", "wanted"),
     [
@@ -345,6 +348,7 @@ def test_a_number_that_does_not_fit_is_not_cut(saved: int, like: Any, path: Path
         treering.load(path, {"n": like}, cast=True)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("saved", "like", "error"),
     [
@@ -409,6 +413,7 @@ def test_cast_of_numbers_never_leaves_its_category(saved: Any, like: Any, path: 
 # ----------------------------------------------------------------------------------------------------------------- keys
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0)], ids=str)
 def test_typed_keys_come_back_as_keys(impl: str, shape: tuple[int, ...], path: Path) -> None:
@@ -419,6 +424,7 @@ def test_typed_keys_come_back_as_keys(impl: str, shape: tuple[int, ...], path: P
     assert_same(treering.load(path), {"k": keys}, restored=False)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("other", IMPLS)
 def test_keys_of_another_implementation_do_not_fit(impl: str, other: str, path: Path) -> None:
@@ -597,6 +603,7 @@ def test_warnings_may_be_made_errors(path: Path) -> None:
             treering.load(path, {"s": State(jnp.zeros(2))})
 
 
+@pytest.mark.slow
 def test_a_model_and_its_optimizer(path: Path) -> None:
     model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
     optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, 10))

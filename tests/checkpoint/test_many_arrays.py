@@ -70,6 +70,7 @@ def test_a_named_device_is_kept_to(saved: Path) -> None:
     assert all(array.committed for array in placed)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("context", "quick"),
     [
@@ -117,7 +118,7 @@ def _count_calls(work: Callable[[], object]) -> int:
 def test_leaves_that_are_alike_are_handled_in_columns(tmp_path: Path, committed: bool) -> None:
     """A leaf more costs next to no calls, and so no objects of ours: what is common to many is there once."""
     device = jax.devices()[0] if committed else None
-    few, many = 1024, 4096
+    few, many = 512, 2048
     calls: dict[int, int] = {}
     for count in (few, many):
         tree = {str(layer): {str(n): np.full(8, n, np.float32) for n in range(64)} for layer in range(count // 64)}

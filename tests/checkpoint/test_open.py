@@ -146,6 +146,7 @@ KEYS: list[Any] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_slices_are_those_of_numpy(key: Any, path: Path) -> None:
     with treering.open(path) as ckpt:
@@ -204,6 +205,7 @@ def test_only_covering_blocks_are_read(path: Path, spans: list[tuple[int, int]])
         assert sum(count for _, count in spans) == 24
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", ["ckpt", "tree.safetensors", "tree.msgpack", "leaves"])
 @pytest.mark.parametrize("step", [3, 1000, 16384, 50_000, -70_001, 399_999, 10**12])
 def test_a_step_reads_the_blocks_that_hold_an_item(

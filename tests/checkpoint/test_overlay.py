@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from tests import meshes
+from tests.drawn import drawn
 from tests.trees import assert_unchanged
 from treering.errors import CorruptError, MismatchError, NoSuchLeafError, NotFoundError, UnsupportedError
 
@@ -94,6 +95,7 @@ WRITERS: dict[str, Callable[[str, Any], object]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_form_that_is_read_may_lie_below(name: str, tmp_path: Path) -> None:
     base: dict[str, Any] = {"w": np.arange(6, dtype="f4").reshape(2, 3), "b": np.zeros(2, "f4")}
@@ -304,7 +306,7 @@ _TREES = st.recursive(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=_TREES.map(lambda tree: {"root": tree, "more": [1, {"x": 2}]}), data=st.data())
 def test_the_parts_of_a_tree_give_the_tree_again(tree: Any, data: st.DataObject, tmp_path: Path) -> None:
     place = f"memory://{tmp_path.name}-parts"

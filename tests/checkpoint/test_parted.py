@@ -25,6 +25,7 @@ def _eight_devices() -> None:
     assert len(jax.devices()) >= 8
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("spec", [PartitionSpec("x", "y"), PartitionSpec("y", "x"), PartitionSpec(None, ("x", "y"))])
 @pytest.mark.parametrize("shape", [(16, 24), (1304, 1816)], ids=["small", "several slabs that end in rows"])
 def test_devices_hold_one_run_of_bytes(spec: PartitionSpec, shape: tuple[int, int], tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("path", ["a\0b", "a\ud800b", "n" * 300, "/".join(["n" * 100] * 60)])
 def test_a_path_that_cannot_be(place: Path, call: str, path: str) -> None:
@@ -77,6 +78,7 @@ def test_a_path_that_cannot_be(place: Path, call: str, path: str) -> None:
     assert not list(place.iterdir())
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("call", [call for call in CALLS if "one file" not in call and "safetensors" not in call])
 @pytest.mark.parametrize("path", ["", 3, b"bytes", None])
 def test_what_is_no_path(place: Path, call: str, path: Any) -> None:
@@ -85,6 +87,7 @@ def test_what_is_no_path(place: Path, call: str, path: Any) -> None:
     assert not list(place.iterdir())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_current_folder_that_is_gone(place: Path, call: str) -> None:
     gone = place / "gone"
@@ -95,6 +98,7 @@ def test_a_current_folder_that_is_gone(place: Path, call: str) -> None:
         CALLS[call]("x")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("call", WRITE)
 @pytest.mark.parametrize("path", ["~/x", "~someone/x", "~"])
 def test_nothing_is_made_below_a_folder_called_tilde(place: Path, call: str, path: str) -> None:
@@ -109,6 +113,7 @@ def test_a_tilde_elsewhere_is_a_name(place: Path) -> None:
     assert tr.load("x/~").keys() == tr.load(place / "~").keys() == TREE.keys()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("call", READ)
 @pytest.mark.parametrize("reason", [errno.EIO, errno.ESTALE])
 def test_the_first_look_at_the_path_fails(place: Path, monkeypatch: pytest.MonkeyPatch, call: str, reason: int) -> None:
@@ -186,6 +191,7 @@ INTO: dict[str, Callable[[str, str], Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", ["run/step_00000001/new", "other/../run/step_00000001/new", "link/new"])
 @pytest.mark.parametrize("into", INTO)
 def test_nothing_is_written_into_its_own_source(place: Path, into: str, target: str) -> None:
@@ -225,6 +231,7 @@ def test_the_root_of_the_file_system_is_no_target(place: Path, path: str) -> Non
     assert [entry.name for entry in place.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("write", FOUND_BY)
 @pytest.mark.parametrize("path", ["missing/../x", "a/b/../../x", "abc:", "./abc:", "s3:", "./s3:", "a/gs:"])
 def test_what_was_saved_is_found_by_the_same_text(place: Path, write: str, path: str) -> None:

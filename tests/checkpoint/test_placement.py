@@ -64,6 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / str(number) for number, name in enumerate(SPREAD)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", SPREAD)
 def test_any_mesh_loads_on_any_other(before: str, saved: dict[str, Path]) -> None:
     for after in SPREAD.values():
@@ -74,6 +75,7 @@ def test_any_mesh_loads_on_any_other(before: str, saved: dict[str, Path]) -> Non
             assert_same(np.asarray(shard.data), ARRAY[shard.index])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", SPREAD)
 def test_without_shardings_it_comes_to_the_default_device(before: str, saved: dict[str, Path]) -> None:
     found = treering.load(saved[before])
@@ -108,6 +110,7 @@ def test_shapes_of_primes_and_of_nothing(path: Path) -> None:
         assert found["a"].shape == (0, 8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int4", "uint2", "bfloat16", "float8_e4m3fn", "complex64", "uint32"])
 def test_dtypes_over_a_mesh(dtype: str, path: Path) -> None:
     array = (np.arange(64).reshape(8, 8) % 2).astype(jnp.dtype(dtype))
@@ -320,6 +323,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return spans_read(monkeypatch)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("before", "after"), [*itertools.product(["replicated", "rows", "turned", "last"], SPREAD)])
 def test_no_byte_is_read_twice(before: str, after: str, saved: dict[str, Path], spans: list[tuple[int, int]]) -> None:
     treering.load(saved[before], shardings=SPREAD[after])

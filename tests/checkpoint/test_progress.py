@@ -96,6 +96,7 @@ def test_every_function_that_takes_progress_is_called_here() -> None:
     assert set(with_progress()) == set(CALLS)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_bar_is_for_terminals_alone(name: str, path: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()) as pipe:

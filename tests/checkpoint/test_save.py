@@ -50,6 +50,7 @@ def array_of(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return values.astype(np.float32).astype(dtype).reshape(shape)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALL_DTYPES)
 def test_every_dtype_in_every_layout(name: str, tmp_path: Path) -> None:
     cube = array_of(name, (4, 6, 5))
@@ -79,6 +80,7 @@ def test_every_dtype_in_every_layout(name: str, tmp_path: Path) -> None:
     assert_same(treering.load(tmp_path / "c", mapped=True), tree)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["int16", "int64", "uint32", "float16", "float64", "complex64", "complex128", "M8[s]"])
 def test_big_endian_arrays(name: str, tmp_path: Path) -> None:
     big = np.arange(12).astype(name).astype(np.dtype(name).newbyteorder(">")).reshape(3, 4)
@@ -99,6 +101,7 @@ def test_big_endian_arrays(name: str, tmp_path: Path) -> None:
         assert [leaf.dtype for leaf in again.values()] == [leaf.dtype for leaf in like.values()]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [n for n in ALL_DTYPES if n not in {"int1", "uint1"}])
 def test_every_dtype_of_jax(name: str, tmp_path: Path) -> None:
     array = array_of(name, (8, 3))

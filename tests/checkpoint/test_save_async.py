@@ -195,6 +195,7 @@ def test_an_error_is_raised_by_result(taken: Path) -> None:
     assert treering.load(taken) == {"x": 1}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("call", ["save", "save_async", "load", "open"])
 def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call(tmp_path: Path, form: str, call: str) -> None:
@@ -281,6 +282,7 @@ def count_held(items: int) -> int:
     return len({id(one) for one in gc.get_referents(*holders) if isinstance(one, np.ndarray) and one.shape == (items,)})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_held_when_a_save_is_over(tmp_path: Path, form: str, *, fails: bool) -> None:

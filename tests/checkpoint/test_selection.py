@@ -35,6 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("only", "want"),
     [
@@ -223,6 +224,7 @@ def test_a_thinned_list_fits_a_dict_of_like(path: Path) -> None:
     assert treering.load(path, like, only="params/layers/1")["params"]["layers"][1] == {"kernel": 5, "bias": 6}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tree", [3, None, "x", {}, [], np.arange(3)], ids=repr)
 def test_trees_without_keys(tree: Any, tmp_path: Path) -> None:
     treering.save(tmp_path / "c", tree)

@@ -72,6 +72,7 @@ def test_what_makes_no_difference(name: str, four: Together, tmp_path: Path) -> 
     jax.tree.map(np.testing.assert_array_equal, treering.load(tmp_path / "x", like=mine(0)), mine(0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_makes_a_difference(name: str, four: Together, tmp_path: Path) -> None:
     for trees in (DIFFERENT[name], DIFFERENT[name][::-1]):

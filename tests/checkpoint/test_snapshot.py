@@ -73,6 +73,7 @@ def arrays(dtype: str) -> dict[str, jax.Array]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_donation_right_afterwards_changes_nothing(dtype: str, tmp_path: Path) -> None:
     tree = arrays(dtype)

@@ -50,6 +50,7 @@ def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Tog
     assert treering.load(place / "b")["w"].tolist() == [0, 0]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "state_of",
     [

@@ -91,6 +91,7 @@ def told(path: Path, like: Any) -> list[str]:
     return [str(each.message) for each in caught if each.category is StaticFieldsDifferWarning]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_that_the_text_does_not_show_is_told(name: str, path: Path) -> None:
     treering.save(path, {"x": CASES[name](0)})
@@ -99,6 +100,7 @@ def test_a_change_that_the_text_does_not_show_is_told(name: str, path: Path) -> 
     assert "x" in line
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_save_that_was_planned_before_has_the_new_digest(name: str, path: Path) -> None:
     treering.save(path, {"x": CASES[name](0)})
@@ -106,6 +108,7 @@ def test_a_save_that_was_planned_before_has_the_new_digest(name: str, path: Path
     assert told(path, {"x": CASES[name](1)}) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_diff_tells_it_too(name: str, path: Path) -> None:
     for number in (0, 1):
@@ -115,6 +118,7 @@ def test_diff_tells_it_too(name: str, path: Path) -> None:
     assert found.a != found.b
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_stand_ins_keep_the_digests(name: str, path: Path) -> None:
     treering.save(path, {"x": CASES[name](0)})
@@ -144,6 +148,7 @@ def without_digests(node: Any) -> Any:
     return list(map(without_digests, node)) if isinstance(node, list) else node
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_where_a_digest_is_missing_texts_are_compared(name: str, path: Path) -> None:
     """As in checkpoints that were saved before there were digests."""

@@ -101,6 +101,7 @@ def path(tmp_path: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------------- with like
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", TREES)
 def test_like_gives_the_tree_back(name: str, path: Path) -> None:
     saved = TREES[name](3)
@@ -124,6 +125,7 @@ def test_another_instance_is_a_target(name: str, path: Path) -> None:
     assert_same_structure(eqx.filter(result, eqx.is_array), eqx.filter(like, eqx.is_array))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", TREES)
 def test_each_part_fits_into_like(name: str, path: Path) -> None:
     """A container that loses children keeps its class and static fields, so nothing is told of it."""

@@ -127,6 +127,7 @@ def _after_writing(path: Path) -> None:
         os.utime(place, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_written_anew_while_one_process_reads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name
@@ -147,6 +148,7 @@ def test_written_anew_while_one_process_reads(name: str, tmp_path: Path, monkeyp
     assert _generation_of(found) == (0 if name in {"state.msgpack", "model.safetensors"} else 1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_written_anew_after_all_have_opened_it(name: str, loading: Loading, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -164,6 +166,7 @@ def test_written_anew_after_all_have_opened_it(name: str, loading: Loading, tmp_
     assert {"again": True} in loading.meetings
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_copies_are_alike_and_other_states_are_not(name: str, loading: Loading, tmp_path: Path) -> None:
     states = []
@@ -180,6 +183,7 @@ def test_copies_are_alike_and_other_states_are_not(name: str, loading: Loading, 
     assert states[0] == states[1] != states[2]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_states_of_hosts_that_share_nothing(name: str, loading: Loading, tmp_path: Path) -> None:
     WRITERS[name](tmp_path / name, 0)
@@ -323,6 +327,7 @@ def test_a_copy_of_a_file_that_is_written_into_is_busy(
     assert [found.name for found in tmp_path.iterdir() if found.is_file()] == [path.name]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_anew_while_it_is_converted_is_busy(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

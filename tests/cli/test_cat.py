@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests import limits
 from tests.cli.trees import arrays, in_every_form, saved
 from tests.command import ended, here
+from tests.drawn import drawn
 from treering import serialization
 
 
@@ -32,6 +33,7 @@ def printed(path: Path, key: str, *arguments: str) -> str:
     return here("cat", str(path), key, *arguments, code=0).stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("key", "wanted"),
     [
@@ -158,6 +160,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     assert printed(path, "a") == f"{'y' * 4096!r}\n"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("key", "arguments", "wanted", "hint"),
     [
@@ -245,7 +248,7 @@ def shown(path: Path, key: str) -> tuple[int, Any]:
     return int(code or 0), None if code else np.load(io.BytesIO(out.detach().getvalue()))
 
 
-@settings(max_examples=50)
+@settings(max_examples=drawn(50))
 @given(st.lists(parts, max_size=3), st.integers(0, 3), st.booleans())
 def test_slices_mean_what_numpy_means(cubes: Path, chosen: list[int | slice], at: int, dots: bool) -> None:
     array = np.arange(2 * 5 * 4).reshape(2, 5, 4)
@@ -257,7 +260,7 @@ def test_slices_mean_what_numpy_means(cubes: Path, chosen: list[int | slice], at
     assert np.array_equal(found, array[wanted])
 
 
-@settings(max_examples=50)
+@settings(max_examples=drawn(50))
 @given(st.text(alphabet="0123456789-+:., xe_", max_size=8))
 def test_any_text_is_slices_or_refused(cubes: Path, text: str) -> None:
     code, found = shown(cubes, f"flat[{text}]")

@@ -98,6 +98,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("stride", [51, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_bare_number_or_text_is_no_checkpoint(tmp_path: Path, verb: str, stride: int) -> None:
@@ -193,6 +194,7 @@ def test_the_first_bytes_of_a_header_are_enough(tmp_path: Path) -> None:
     assert form_of(tmp_path / "a.npy") == "npy"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
@@ -218,6 +220,7 @@ def test_what_is_of_no_form_is_not_called_damaged(tmp_path: Path, content: bytes
         serialization.load_from_file(None, path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "value", [0, 127, -32, -1, 128, 2**16, 2**40, -(2**31), 1.5, True, None, "", "text", b"x", [], {}]
 )

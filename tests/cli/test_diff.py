@@ -41,6 +41,7 @@ def test_a_state_equals_itself(tmp_path: Path) -> None:
     assert "values=True" in str(between(tmp_path, state(), state()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("a", "b", "wanted"),
     [

@@ -156,11 +156,13 @@ def test_a_full_disk_is_named(file: Path) -> None:
 
 
 def test_it_starts_quickly(file: Path) -> None:
-    # Processor time, the best of five: on a busy machine the clock on the wall says little. 0.2 on a quiet one.
+    # Processor time, the best of five at most: on a busy machine the clock on the wall says little. 0.2 on a quiet one.
     seconds = []
     for _ in range(5):
         before = os.times()
         treering("inspect", str(file), code=0)
         after = os.times()
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        if seconds[-1] < 0.6:
+            break
     assert min(seconds) < 0.6

@@ -138,6 +138,7 @@ def test_verify(whole: Path, copy: Path) -> None:
         assert "index_leaves" in inside(verb, str(copy), code=2)[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["dtypes", "index_v1", "mixed_index", "plain", "prefixed", "sharded_2x4", "x64"])
 def test_directories_of_another_program(name: str) -> None:
     path = GOLDEN / name
@@ -174,12 +175,14 @@ def test_what_has_no_checksums_is_said(mixed: Path) -> None:
     assert lines[2].startswith("  note: what is under ")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", ["ls", "du", "inspect"])
 def test_what_shows_headers_starts_without_numpy(verb: str, whole: Path) -> None:
     for path in (whole, GOLDEN / "sharded_2x4"):
         assert not imported_by(verb, str(path)) & HEAVY
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [["verify"], ["cat", "ema/w"], ["diff", "--values"]])
 def test_what_reads_arrays_starts_without_jax(arguments: list[str], whole: Path) -> None:
     verb, *more = arguments
@@ -188,11 +191,13 @@ def test_what_reads_arrays_starts_without_jax(arguments: list[str], whole: Path)
 
 
 def test_it_starts_quickly(whole: Path) -> None:
-    # Processor time, the best of five: on a busy machine the clock on the wall says little. 0.2 on a quiet one.
+    # Processor time, the best of five at most: on a busy machine the clock on the wall says little. 0.2 on a quiet one.
     seconds = []
     for _ in range(5):
         before = os.times()
         treering("ls", str(whole), code=0)
         after = os.times()
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        if seconds[-1] < 0.6:
+            break
     assert min(seconds) < 0.6

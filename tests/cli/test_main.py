@@ -46,6 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("main") / "ckpt")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", ["ls", "du", "inspect"])
 def test_what_shows_headers_starts_without_numpy(verb: str, checkpoint: Path) -> None:
     assert not imported_by(verb, str(checkpoint)) & HEAVY
@@ -55,6 +56,7 @@ def test_what_shows_headers_needs_no_hashes_of_the_system(checkpoint: Path) -> N
     assert not imported_by("ls", str(checkpoint)) & {"hashlib", "random", "secrets", "shutil", "difflib", "html"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [["verify"], ["cat", "params/w"], ["diff", "--values"]])
 def test_what_reads_arrays_starts_without_jax(arguments: list[str], checkpoint: Path) -> None:
     verb, *more = arguments
@@ -78,6 +80,7 @@ def test_a_version_that_cannot_be_written() -> None:
     assert (done.returncode, done.stderr) == (2, "error: could not write the output: No space left on device\n")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import limits
+from tests.drawn import drawn
 from tests.memory import memory_of_this_process
 from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file, decode, encode
@@ -102,6 +103,7 @@ def same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
 def test_tensorstore_reads_it_and_we_read_tensorstore(codec: str, dtype: str) -> None:
@@ -113,6 +115,7 @@ def test_tensorstore_reads_it_and_we_read_tensorstore(codec: str, dtype: str) ->
     assert same(decoded(array, written_by_tensorstore(array, items)), items)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("big_endian", [False, True])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "float64", "complex64", "complex128"])
@@ -139,6 +142,7 @@ def test_shapes(codec: str, shape: tuple[int, ...]) -> None:
     assert same(read_by_tensorstore(array, encode(array, items)), items)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("kind", ["zeros", "noise", "both"])
 def test_large_chunks(codec: str, kind: str) -> None:
@@ -152,7 +156,7 @@ def test_large_chunks(codec: str, kind: str) -> None:
     assert same(read_by_tensorstore(array, data), items)
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(st.sampled_from(list(CODECS)), st.lists(st.integers(1, 5), max_size=3), st.sampled_from(DTYPES), st.integers(0))
 def test_any_chunk_comes_back(codec: str, shape: list[int], dtype: str, seed: int) -> None:
     array = array_of(tuple(shape), dtype, codec)
@@ -189,6 +193,7 @@ def every_codec_path(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
         limits.lower(monkeypatch, zstd_whole=-1, zstd_window=20)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_file_of_any_other_length_is_refused(codec: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +350,7 @@ def test_a_chunk_is_unpacked_in_place(codec: str) -> None:
     assert extra < {"blosc": nbytes, "blosc zstd": nbytes, "zstd 22": 128 << 20}.get(codec, 0) + (32 << 20)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_shrinks_best_is_not_refused(codec: str) -> None:
     array = array_of((1 << 24,), "uint8", codec)

@@ -67,12 +67,14 @@ def test_no_golden_folder_is_missing() -> None:
         assert sum(len(expected(name, prefix)) for prefix in prefixes) == len(arrays)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "prefix"), TREES)
 def test_a_tree_loads_bit_for_bit(name: str, prefix: str | None) -> None:
     with jax.enable_x64(name == "x64"):
         assert_holds(tree_deserialize_leaves(EFORMER / name, prefix=prefix), name, prefix)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "prefix"), TREES)
 @pytest.mark.parametrize("mesh", [ROW, GRID], ids=["1-d", "2-d"])
 def test_a_tree_made_from_its_index_goes_into_the_loader(mesh: Mesh, name: str, prefix: str | None) -> None:
@@ -143,6 +145,7 @@ def test_a_target_gives_structure_and_lists() -> None:
     assert len(caught.value.differences) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "prefix"), [tree for tree in TREES if tree[0] != "x64"])
 def test_load_open_and_verify_read_it_too(name: str, prefix: str | None) -> None:
     alone = [other for other, _ in TREES].count(name) == 1

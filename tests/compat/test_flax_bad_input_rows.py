@@ -29,6 +29,7 @@ def refused(data: bytes, kind: type = ValueError) -> TreeringError:
     return caught.value
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["containers", "python_leaves", "chunked", "raw_list", "train_state", "npscalars"])
 def test_cut_short_at_any_byte_is_corrupt_with_an_offset(name: str) -> None:
     data = flax_file(name).data
@@ -53,6 +54,7 @@ def test_a_flipped_bit_gives_a_result_or_an_error_of_ours() -> None:
             serialization.msgpack_restore(bytes(damaged))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", flax_names())
 def test_a_byte_set_to_anything_gives_a_result_or_an_error_of_ours(name: str) -> None:
     data = flax_file(name).data[:1200]
@@ -102,6 +104,7 @@ def depth_of(tree: Any) -> int:
     return depth
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("nest", [nested_maps, nested_lists])
 @pytest.mark.parametrize("depth", [900, 1100, 5000, 100_000])
 def test_nesting_that_is_too_deep_for_flax_is_read(nest: Any, depth: int) -> None:
@@ -158,6 +161,7 @@ def test_a_mismatch_far_down_has_a_message_of_readable_length() -> None:
 EIGHT = bytes(range(8))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("shape", "dtype", "buffer"),
     [

@@ -138,6 +138,7 @@ def test_chunks_below_a_raw_list_agree() -> None:
 
 
 # A tuple is written as a list is: as a dict of its positions.
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(kind, count) for kind in (dict, list) for count in (0, 1, 15, 16, 17, 65535, 65536)]
@@ -152,6 +153,7 @@ def test_container_sizes_agree(kind: type, count: int) -> None:
     assert treering.serialization.from_bytes(tree, data) == tree
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65535, 65536])
 def test_raw_list_sizes_agree(count: int) -> None:
     ours = treering.serialization.msgpack_serialize(list(range(count)))
@@ -168,6 +170,7 @@ def test_text_and_bytes_sizes_agree(unit: str | bytes, size: int) -> None:
         assert_bytes_agree({value: 1})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", [*range(6), *range(238, 248), 255, 256, 257, *range(65510, 65540)])
 def test_ext_sizes_agree(size: int) -> None:
     assert_bytes_agree(np.arange(size, dtype=np.uint8))
@@ -180,6 +183,7 @@ def test_shape_forms_agree(shape: tuple[int, ...]) -> None:
     assert_bytes_agree(np.zeros(shape, np.int8))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES + EXTENDED_DTYPES)
 def test_every_dtype_agrees(dtype: str) -> None:
     @quick(6)
@@ -190,6 +194,7 @@ def test_every_dtype_agrees(dtype: str) -> None:
     check()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "value",
     [
@@ -238,6 +243,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_states_agree(name: str) -> None:
     assert_agree(OPTIMIZERS[name]().init(params()))

@@ -186,6 +186,7 @@ def test_a_type_below_a_struct_that_only_treering_knows_goes_round(custom: Any) 
 # ----------------------------------------------------------------------------------------------- from_state_dict: loose
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", [np.ones(3), 1, None, "a", int, object(), Custom(1), jnp.ones(2)], ids=shown)
 @pytest.mark.parametrize(
     "state", ["text", {"a": 1}, [1], np.zeros((4, 4), np.int8)], ids=["str", "dict", "list", "array"]

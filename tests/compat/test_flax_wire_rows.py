@@ -166,6 +166,7 @@ def test_a_leaf_that_msgpack_does_not_know_is_a_type_error_with_its_path(leaf: A
 # ----------------------------------------------------------------------------------------------- unusual forms, reading
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("wire", "value"),
     [

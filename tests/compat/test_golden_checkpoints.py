@@ -27,6 +27,7 @@ def flat(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): bits(leaf) for path, leaf in pairs}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TREES)
 def test_they_are_read_into_the_tree_that_was_saved(name: str) -> None:
     tree = TREES[name]
@@ -35,6 +36,7 @@ def test_they_are_read_into_the_tree_that_was_saved(name: str) -> None:
     assert str(jax.tree.structure(found)) == str(jax.tree.structure(tree))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in TREES if name not in ("containers", "python")])
 def test_they_are_read_without_a_target(name: str) -> None:
     assert flat(treering.load(GOLDEN / name)) == flat(TREES[name])
@@ -96,6 +98,7 @@ def statics(node: Any) -> list[Any]:
     return list(node.get("static", {}).values()) if isinstance(node, dict) else []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in TREES if name != "single.safetensors"])
 def test_they_are_written_as_they_were(tmp_path: Path, name: str) -> None:
     if name == "shared":

@@ -38,6 +38,7 @@ def test_writing_the_expected_state_gives_the_same_bytes(name: str, monkeypatch:
     assert fingerprint(case.state) == before
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", flax_names())
 def test_what_was_read_writes_the_same_bytes_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = flax_file(name)
@@ -48,6 +49,7 @@ def test_what_was_read_writes_the_same_bytes_again(name: str, monkeypatch: pytes
     assert treering.serialization.msgpack_serialize(state, in_place=True) == case.data
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mapped", [False, True], ids=["read", "mapped"])
 @pytest.mark.parametrize("name", flax_names())
 def test_reading_from_disk_gives_the_expected_state(name: str, mapped: bool, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_the_reader_is_small_and_uses_nothing_of_treering() -> None:
     assert {"json", "numpy", "xxhash", "zstandard", "tests.compat.independent_reader"} <= imported
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SAVES if name != "containers"])
 def test_a_stranger_reads_what_was_written_once_and_what_is_written_now(tmp_path: Path, name: str) -> None:
     check_read(GOLDEN / name, SAVES[name])
@@ -88,6 +89,7 @@ def test_a_stranger_reads_containers() -> None:
     assert tree["pair"] == {"first": 1, "second": [2]}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SAVES)
 def test_we_read_what_was_written_once(name: str) -> None:
     for prefix, (tree, _) in SAVES[name].items():
@@ -119,6 +121,7 @@ def state(folder: Path) -> Any:
     return index, files
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SAVES if name != "arrays"])
 def test_they_are_written_as_they_were(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, SAVES[name])

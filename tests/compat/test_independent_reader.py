@@ -48,6 +48,7 @@ def test_the_reader_is_small_and_uses_nothing_of_treering() -> None:
     assert set(imported) == {"base64", "json", "re", "struct", "pathlib", "typing", "numpy", "xxhash"}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", [*NUMPY_DTYPES, *EXTENDED_DTYPES])
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 4)])
 def test_arrays_of_every_dtype(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -75,6 +76,7 @@ def test_arrays_of_many_blocks_and_several_kinds(tmp_path: Path) -> None:
     assert bits(found["key"]) == bits(jax.random.key_data(tree["key"]))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(None, "y"), P(("x", "y")), P()], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
 def test_sharded_arrays_lie_there_in_parts(tmp_path: Path, spec: P, dtype: str) -> None:
@@ -135,6 +137,7 @@ def test_containers_and_keys(tmp_path: Path) -> None:
     assert list(found) == list(tree)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "tree", [{}, [], (), None, 7, np.arange(3)], ids=["dict", "list", "tuple", "none", "int", "array"]
 )

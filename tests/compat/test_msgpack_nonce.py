@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import treering
 from tests import limits
 from tests.buckets import MemoryBucket
+from tests.drawn import drawn
 from tests.trees import assert_same
 from treering import serialization
 from treering._arrays.host import encode_state
@@ -54,7 +55,7 @@ def _same_to_every_reader(tree: Any, chunk_size: int) -> None:
     assert_same(serialization.msgpack_restore(varied), found)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(_TREES, st.sampled_from([8, 1 << 30]))
 def test_every_reader_decodes_the_same_tree(tree: Any, chunk_size: int) -> None:
     _same_to_every_reader(tree, chunk_size)

@@ -21,6 +21,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("part", PARTS)
 def test_what_it_wrote_is_read_and_written_over(program: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     monkeypatch.chdir(program / part)

@@ -115,6 +115,7 @@ def test_namedtuples_tuples_and_lists_are_matched_by_name_and_place(prepare: Pre
     assert isinstance(found["p"], Pair)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "bool", "complex64", "float8_e4m3fn"])
 def test_arrays_of_many_dtypes(dtype: str, prepare: Prepare, tmp_path: Path) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))

@@ -59,6 +59,7 @@ def test_every_version_of_the_format(version: tuple[int, int], prepare: Prepare,
     _assert_same(treering.load(prepare(tmp_path / "a.npy")), array)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("code", ["?", "b", "B", "<i2", ">i2", "<u4", ">u8", "<f2", ">f4", "<f8", "<c8", ">c16"])
 def test_every_number_in_either_byte_order(code: str, prepare: Prepare, tmp_path: Path) -> None:
     array = np.arange(12).reshape(3, 4).astype(code)
@@ -66,6 +67,7 @@ def test_every_number_in_either_byte_order(code: str, prepare: Prepare, tmp_path
     _assert_same(treering.load(prepare(tmp_path / "a.npy")), array)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1), (5, 1, 2)], ids=str)
 def test_shapes_without_items_and_without_axes(shape: tuple[int, ...], prepare: Prepare, tmp_path: Path) -> None:
     array = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)

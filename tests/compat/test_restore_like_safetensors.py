@@ -88,6 +88,7 @@ def test_each_rank_takes_its_rows(prepare: Prepare, tmp_path: Path) -> None:
                 assert_same_arrays(shard.data, wanted)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "dtype",
     ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool"]

@@ -96,6 +96,7 @@ def test_the_library_knows_nearly_all() -> None:
 # ---------------------------------------------------------------------------------------------------------------- ours
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", KNOWN)
 def test_the_library_reads_ours(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -199,6 +200,7 @@ def test_the_library_reads_the_data_files_of_a_checkpoint(tmp_path: Path) -> Non
     assert np.array_equal(found["a"], tree["a"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", LACKING)
 def test_dtypes_that_it_lacks_are_raw_in_a_checkpoint(tmp_path: Path, dtype: str) -> None:
     array = of_dtype(dtype, (3, 4))
@@ -261,6 +263,7 @@ def test_structure_and_kinds_come_back(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- theirs
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", KNOWN)
 def test_we_read_theirs(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -355,6 +358,7 @@ HOSTILE: dict[str, tuple[bytes, bytes]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_headers(tmp_path: Path, name: str) -> None:
     header, data = HOSTILE[name]

@@ -149,6 +149,7 @@ def run(program: str, **given: Any) -> list[Any]:
     return log
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "program",
     [TRAINING, CUSTOM, ERRORS, EMPTY, LOW_LEVEL],

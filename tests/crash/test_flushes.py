@@ -304,6 +304,7 @@ def shown(tree: Tree, above: str = "") -> str:
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.scene.name)
 def test_what_was_acknowledged_is_there_after_a_power_cut(cut: Cut, tmp_path: Path) -> None:
     judge = Judge(cut, tmp_path)

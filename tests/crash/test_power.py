@@ -26,6 +26,7 @@ print(json.dumps({"code": code, "outcomes": reports[0].outcomes}))
 reason = images.missing_reason()
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_power_cuts() -> None:
     done = attack("power", "--cuts", "2", "--moments", "3", "--peers", "0", "--scene", "checkpoint, overwrite")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -92,6 +92,7 @@ def usual_level() -> Iterator[None]:
 SHOWN = re.compile(r"\s*```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("page", pages())
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,6 +105,7 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
             assert same, f"{page} shows\n{shown[1]}\nbut the example prints\n{printed}"
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module(name)

@@ -24,6 +24,7 @@ def test_there_are_notebooks() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_a_title_an_introduction_and_no_output(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
@@ -38,6 +39,7 @@ def test_a_notebook_has_a_title_an_introduction_and_no_output(path: Path) -> Non
     assert any(asserted[-2:]), "it ends with an assertion; after that it may clean up"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "fails"), [("assert 1 + 1 == 2", False), ("assert 1 + 1 == 3", True)])
 def test_a_cell_that_fails_ends_the_build(cell: str, fails: bool, tmp_path: Path) -> None:
     cells = [nbformat.v4.new_markdown_cell("# A title"), nbformat.v4.new_code_cell(cell)]

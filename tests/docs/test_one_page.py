@@ -47,6 +47,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_option_has_its_reason_in_the_docstring(name: str) -> None:
     function: Any = FUNCTIONS[name]

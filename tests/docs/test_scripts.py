@@ -69,6 +69,7 @@ def newer(run: tr.Run, step: int) -> bool:
     return latest is not None and latest > step
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows ends a program without asking it")
 def test_a_preempted_training_saves_ends_and_goes_on(tmp_path: Path) -> None:
     text = program("guides/preemption.md", "save_on_signal(signal.SIGTERM)")

@@ -19,6 +19,7 @@ def shown(name: str) -> str:
     return fences.shown_text(name, pages.text_of(pages.source_of(name)))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_a_place_a_title_and_a_description(name: str) -> None:
     page = PAGES[name]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guides" / "telemetry.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "package"), [("Prometheus", "prometheus_client"), ("OpenTelemetry", "opentelemetry.sdk.metrics")]
 )

@@ -242,6 +242,7 @@ def test_arrays_and_random_keys_come_out_of_every_door(step_of_items: Path, root
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("lost", "others"),
     [

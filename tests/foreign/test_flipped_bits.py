@@ -224,6 +224,7 @@ def _told(door: Callable[[Any], None], path: Any) -> bool:
     return False
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_told_or_harmless_at_every_door(form: str, tmp_path: Path) -> None:
     path = FORMS[form](tmp_path / ("raw" if form == "npz" else "other"))
@@ -241,6 +242,7 @@ def test_it_is_told_or_harmless_at_every_door(form: str, tmp_path: Path) -> None
     assert told > total // 3
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_told_or_harmless_to_a_job(form: str, tmp_path: Path, loading: Loading) -> None:
     path = FORMS[form](tmp_path / "other")
@@ -249,6 +251,7 @@ def test_it_is_told_or_harmless_to_a_job(form: str, tmp_path: Path, loading: Loa
     assert sum(_told(_load_sharded, path) for _ in _flips(path, FLIPS)) > FLIPS // 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["npz", "npz, deflated", "gzip"])
 def test_it_is_told_or_harmless_over_the_web(form: str, tmp_path: Path) -> None:
     path = FORMS[form](tmp_path / "other")

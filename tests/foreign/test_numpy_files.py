@@ -203,6 +203,7 @@ def test_an_array_larger_than_its_entry_is_refused_before_memory_is_taken(tmp_pa
 # ------------------------------------------------------------------------------------------------------------ checksums
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["raw", "fortran", "big", "scalar", "large", "text"])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_flipped_bit_is_damage_to_every_verb(tmp_path: Path, name: str, compressed: bool) -> None:

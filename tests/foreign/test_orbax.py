@@ -222,6 +222,7 @@ def test_a_step_that_is_a_link_out_is_refused_and_not_passed_over(golden: Path) 
         treering.load(root)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("path", "problem"),
     [

@@ -76,6 +76,7 @@ def test_with_a_target_nothing_changes(item: Path) -> None:
     assert found["opt"][0].tolist() == [1, 2]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "tree",
     [

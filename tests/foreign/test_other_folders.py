@@ -56,6 +56,7 @@ _FOLDERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", _FOLDERS)
 def test_it_says_what_it_is_and_what_to_pass(tmp_path: Path, name: str) -> None:
     files, what, passed = _FOLDERS[name]
@@ -103,6 +104,7 @@ def blob(tmp_path: Path) -> Path:
     return _blob(tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("named", [_by_sha_256, _by_git])
 @pytest.mark.parametrize("name", ["model.safetensors", "a.safetensors", "a.npz", "a.msgpack"])
 @pytest.mark.parametrize("absolute", [False, True])

@@ -152,6 +152,7 @@ def count_apart(form: str, call: Callable[..., Any], tree: dict[str, Any]) -> in
     return large if between else 0
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("size", TREES)
 @pytest.mark.parametrize(("form", "call"), CASES)
 def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: str) -> None:

@@ -17,6 +17,7 @@ SEEDS = {name: image for name, image in foreign_seeds().items() if not image.dat
 SAID = {"deflated npz": "npz", "hf": "Hugging Face", "zarr 3": "Orbax", "eformer_structured": "eformer"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SEEDS)
 def test_verbs_show_it(name: str, tmp_path: Path) -> None:
     path = str(SEEDS[name].write(tmp_path / "image"))

@@ -110,6 +110,7 @@ def test_a_cast_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
         assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "pytorch_model.bin", "treering.json", "a.safetensors.index.json"]

@@ -94,6 +94,7 @@ def test_arrays_of_several_chunks(tmp_path: Path) -> None:
     assert nbytes < 1.01 * sum(array.nbytes for array in tree.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("tree", "said"),
     [

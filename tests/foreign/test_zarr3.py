@@ -86,6 +86,7 @@ def _documents(place: Path, change: dict[str, Any]) -> None:
     file.write_text(json.dumps(json.loads(file.read_bytes()) | change))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("codecs", _CHAINS.values(), ids=_CHAINS)
 def test_what_tensorstore_wrote(tmp_path: Path, codecs: list[Any]) -> None:
     _write(tmp_path, _ITEMS, codecs)
@@ -94,6 +95,7 @@ def test_what_tensorstore_wrote(tmp_path: Path, codecs: list[Any]) -> None:
         np.testing.assert_array_equal(opened["w"][2:6, 1::4], _ITEMS[2:6, 1::4])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["bool", "int4", "uint16", "complex64", "bfloat16", "float8_e5m2"])
 def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
     array = (np.arange(70).reshape(7, 10) % 2).astype(getattr(ml_dtypes, dtype, dtype))
@@ -170,6 +172,7 @@ _DOCUMENT: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("change", "error", "problem"),
     [

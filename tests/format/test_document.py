@@ -439,6 +439,7 @@ def test_text_that_is_no_utf_8_is_named(tmp_path: Path, content: bytes, where: i
         treering.load(tmp_path / "ckpt")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("around", range(6))
 def test_characters_on_a_seam_are_text(tmp_path: Path, around: int) -> None:
     text = "x" * (MIB - around) + "\U0001f332\ud800é" + "x" * 9

@@ -251,6 +251,7 @@ def test_a_member_a_line() -> None:
     assert FORM.read(DATA, lambda document: document["b"]) == {"c": "é"}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("place", range(len(DATA)))
 def test_every_byte_counts(place: int) -> None:
     bad = DATA[:place] + bytes([DATA[place] ^ 1]) + DATA[place + 1 :]

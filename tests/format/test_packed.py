@@ -164,6 +164,7 @@ def contain(*nodes: Any) -> Callable[[Document], None]:
 DEEP = {"node": "list", "length": 1}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

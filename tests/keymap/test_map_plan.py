@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import treering
+from tests.drawn import drawn
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays.derived_source import map_source
@@ -250,7 +251,7 @@ def _maps(draw: st.DrawFn) -> tuple[KeyMap, list[MapLeaf]]:
     return KeyMap(rules + rest), [MapLeaf(key, (2,), "float32") for key in keys]
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(_maps())
 def test_a_leaf_comes_back_as_itself_or_the_map_is_refused(drawn: tuple[KeyMap, list[MapLeaf]]) -> None:
     """The patterns alone say here what a way there and back makes of each key."""

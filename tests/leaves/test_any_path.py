@@ -147,6 +147,7 @@ def test_diff_across_forms(saved: Path, tmp_path: Path) -> None:
     assert (found.key, found.what) == ("ema/w", "values")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["dtypes", "index_v1", "mixed_index", "plain", "prefixed", "sharded_2x4"])
 def test_directories_of_another_program(name: str, tmp_path: Path) -> None:
     wanted = np.load(GOLDEN / f"{name}.expected.npz")

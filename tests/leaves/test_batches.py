@@ -30,6 +30,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("chunk_size", [None, 0, -1, 1, 2, 3, 8, 1000, np.int64(2)])
 def test_every_size_gives_the_same_tree(chunk_size: Any, saved: Path) -> None:
     wanted = tree_deserialize_leaves(saved)
@@ -53,6 +54,7 @@ def test_callbacks_run_after_each_batch(saved: Path, monkeypatch: pytest.MonkeyP
     assert events == [*three, "w0", "w1", "w2", *three, "w3", "w4", "w5", *three, "w6", "host"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("where", ["default device", "mesh", "numpy"])
 @pytest.mark.parametrize("chunk_size", [1, 2])
 def test_a_batch_is_gone_before_the_next_one_is_read(

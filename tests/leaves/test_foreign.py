@@ -72,6 +72,7 @@ def test_structure_exact_is_the_same_for_it(plain: Path) -> None:
     assert_same(tree_deserialize_leaves(plain, structure="exact"), tree_deserialize_leaves(plain), restored=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("metadata", "array"),
     [
@@ -196,6 +197,7 @@ def test_keys_that_met_in_one_folder_are_told(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- hostile
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "path", ["/etc", "../out", "a/../../out", "a//b", "./a", "a\0b", "", "a/"],
     ids=range(8),

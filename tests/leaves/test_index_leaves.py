@@ -165,6 +165,7 @@ def drop_an_entry(index: Path) -> None:
 LOSSES = [remove, cut, empty, flip_a_bit_of_each_record, drop_the_records, drop_an_entry]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lose", LOSSES)
 def test_an_index_is_made_anew_with_every_checksum(lose: Callable[[Path], None], tmp_path: Path) -> None:
     trees: dict[str | None, Any] = {None: TREE, "model": OTHER, "deep/er": {"w": jnp.ones(1), "n": "text"}}

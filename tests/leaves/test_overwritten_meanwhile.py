@@ -53,6 +53,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {"deserialize": exact, "load": treer
 # ---------------------------------------------------------------------------------------------------- between two saves
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("saves", [1, 2, 5])
 def test_the_newer_tree_is_loaded(loader: str, saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +219,7 @@ def test_files_that_move_while_they_are_read(loader: str, tmp_path: Path, monkey
 # --------------------------------------------------------------------------------------------------------- side by side
 
 
-@pytest.mark.parametrize("saves", [9, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("saves", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_readers_beside_a_saver_see_whole_trees_that_only_get_newer(tmp_path: Path, saves: int) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     stop = threading.Event()

@@ -70,6 +70,7 @@ BAD = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("prefix", BAD, ids=repr)
 @pytest.mark.parametrize("tree", [{"w": jnp.ones(2)}, {}], ids=["array", "empty"])
 def test_a_prefix_that_is_no_folder_is_refused_and_makes_nothing(prefix: Any, tree: Any, tmp_path: Path) -> None:
@@ -92,6 +93,7 @@ CLASHES: list[tuple[str | None, Any, str | None, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CLASHES, ids=range(len(CLASHES)))
 def test_trees_that_would_lie_in_one_another_are_refused(case: Any, tmp_path: Path) -> None:
     for first, one, second, other in (case, (*case[2:], *case[:2])):

@@ -64,6 +64,7 @@ def test_every_kind_of_leaf_and_container_survives(tmp_path: Path) -> None:
 NARROW = [name for name in EXTENDED_DTYPES if hasattr(ml_dtypes, name)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [*NUMPY_DTYPES, *NARROW, "timedelta64[D]"])
 def test_every_dtype_of_numpy_survives(name: str, tmp_path: Path) -> None:
     values = np.arange(24) % 3
@@ -77,6 +78,7 @@ def test_every_dtype_of_numpy_survives(name: str, tmp_path: Path) -> None:
 JAX_NARROW = [name for name in NARROW if not name.startswith("float6") and not name.endswith("int1")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JAX_NARROW)
 def test_every_narrow_dtype_of_jax_survives_in_shards(name: str, tmp_path: Path) -> None:
     full = (np.arange(32).reshape(16, 2) % 2).astype(dtype_named(name))
@@ -101,6 +103,7 @@ def test_what_zarr_has_no_form_for_is_refused_by_name_before_anything_is_made(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tree", [{}, [], None, 3, "text", {"a": None, "b": {"c": 1.5, "d": {}}}], ids=repr)
 def test_trees_without_arrays_survive(tree: Any, tmp_path: Path) -> None:
     for prefix in (None, "model"):
@@ -210,6 +213,7 @@ CODECS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: str(codec["id"]) + str(len(codec)))
 def test_any_compressor_on_request(codec: dict[str, Any], tmp_path: Path) -> None:
     tree: dict[str, Any] = {
@@ -273,6 +277,7 @@ UNSAFE = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tree", UNSAFE, ids=range(len(UNSAFE)))
 @pytest.mark.parametrize("prefix", [None, "model"])
 def test_no_key_collides_or_leads_out(tree: Any, prefix: str | None, tmp_path: Path) -> None:
@@ -312,6 +317,7 @@ OTHERS: list[Any] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tree", OTHERS, ids=range(len(OTHERS)))
 @pytest.mark.parametrize("prefix", [None, "model"])
 def test_an_overwrite_leaves_what_a_first_save_would_have_made(tree: Any, prefix: str | None, tmp_path: Path) -> None:

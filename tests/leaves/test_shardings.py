@@ -154,6 +154,7 @@ FORMS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("prefix", [None, "model"])
 @pytest.mark.parametrize("form", FORMS)
 def test_shardings_of_every_form(form: str, prefix: str | None, saved: Path) -> None:
@@ -259,6 +260,7 @@ SPREAD = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("compressor", [None, {"id": "zstd", "level": 1}], ids=["raw", "zstd"])
 @pytest.mark.parametrize("before", SPREAD)
 def test_any_grid_loads_into_any_sharding(before: str, compressor: Any, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_damage_is_found(path: str) -> None:
         tree_deserialize_leaves(path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "change",
     [

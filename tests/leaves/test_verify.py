@@ -100,6 +100,7 @@ FILES: dict[str, tuple[Callable[[Path], object], tuple[str, str, int, int]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_are_named(path: Path, name: str) -> None:
     damage, (key, file, start, stop) = FILES[name]
@@ -140,6 +141,7 @@ RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", RECORDS)
 def test_what_the_index_lost_is_damage(path: Path, name: str) -> None:
     change(path, RECORDS[name])

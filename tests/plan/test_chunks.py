@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import faults, meshes
+from tests.drawn import drawn
 from tests.plan.test_save import any_layouts, mesh_layout, mesh_layouts, replicated
 from treering._plan import chunks as chunks_module
 from treering._plan.chunks import balanced_chunk, chunk_shape, plan_writers, shared_chunk_shape
@@ -160,7 +161,7 @@ def test_how_limits_cut_shared(
     assert shared_chunk_shape(shape, grid(shape, shards), 1, limit) == chunks
 
 
-plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+plans = settings(derandomize=True, max_examples=drawn(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def chunk_boxes(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[Box]:

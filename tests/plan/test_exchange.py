@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import drawn
 from tests.plan.test_save import grid_boxes
 from treering._plan.load import Grid, Parts, StoredChunk, StoredLeaf, Turns, covering_ranges, plan_loads, plan_parts
 from treering._values.boxes import Box, find_cover_error, shape_of, size_of
@@ -58,6 +59,7 @@ LEAVES = [(1536, 4096, 2), (32000, 1536, 2), (4099, 4093, 4), (1021, 16381, 2), 
 SPECS = [((), (0,)), ((), (0, 1)), ((1,), (0,)), ((), (1,)), ((1, 0), ()), ((0,), ())]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -129,7 +131,7 @@ def test_the_axis_that_more_can_share_is_cut() -> None:
     assert all(read)
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=drawn(60), deadline=None)
 @given(st.data())
 def test_any_leaf_on_any_mesh(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 16, 97, 257]), min_size=1, max_size=3).map(tuple))

@@ -33,6 +33,7 @@ from treering._plan.increment import (
 from treering._values.boxes import find_cover_error, flat_range, size_of, whole
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_box_is_cut_into_runs_of_bytes_that_tile_it(seed: int) -> None:
     chosen = random.Random(seed)
@@ -61,6 +62,7 @@ def older_of(chosen: random.Random, count: int) -> OlderBoxes:
     return OlderBoxes(file=file, nbytes=nbytes, file_bytes=[totals[number] + more for number, more in enumerate(dead)])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(60))
 def test_at_least_half_of_each_shared_file_is_used_and_no_box_is_lost(seed: int) -> None:
     chosen = random.Random(seed)
@@ -93,6 +95,7 @@ def test_at_least_half_of_each_shared_file_is_used_and_no_box_is_lost(seed: int)
     assert len(files) + len(shared) <= most_files(sum(sizes), limit)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_left_on_its_device_lies_in_shared_files_whatever_else_is_found_to_be_the_same(seed: int) -> None:
     chosen = random.Random(seed)

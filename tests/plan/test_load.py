@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import faults
+from tests.drawn import drawn
 from tests.plan.test_save import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
 from treering._plan.load import (
@@ -28,7 +29,7 @@ from treering._plan.load import (
 from treering._values.boxes import Box, find_cover_error, intersection, relative, runs, shape_of, size_of, slices, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 
-plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+plans = settings(derandomize=True, max_examples=drawn(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Shape = tuple[int, ...]
 Wanted = list[list[Box]]
 
@@ -137,6 +138,7 @@ WEIGHTS = [(1536, 1536, 2), (1536, 512, 2), (1536, 4096, 2), (4096, 1536, 2), (3
 PRIMES = [(4099, 4093, 4), (16381, 1021, 2), (1021, 16381, 2)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("processes", [2, 4, 8])
 @pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
 def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int], processes: int) -> None:
@@ -153,6 +155,7 @@ def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int]
             assert plan.parts is None
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("processes", [97, 1024])
 @pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
 def test_parts_smaller_than_a_block_are_exchanged(leaf: tuple[int, int, int], processes: int) -> None:
@@ -178,6 +181,7 @@ def test_a_transformer_by_rows_on_any_number_of_processes(processes: int) -> Non
     assert read <= 1.01 * needed
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("processes", [2, 4, 8, 97, 1024])
 @pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
 def test_a_turned_mesh_reads_each_byte_once(leaf: tuple[int, int, int], processes: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import drawn
 from treering._plan.save import (
     LeafLayout,
     PlannedPart,
@@ -23,7 +24,7 @@ from treering._plan.save import (
 from treering._values.boxes import Box, boxes_of_range, contains, find_cover_error, size_of, whole
 from treering.errors import UnsupportedError
 
-plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+plans = settings(derandomize=True, max_examples=drawn(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Pieces of fewer than 256 bytes are not cut off, so what is written may be less than twice that too long.
 CRUMBS = 512
 # Those of layouts as meshes make them, and others.
@@ -160,6 +161,7 @@ def test_meshes(case: tuple[int, list[LeafLayout]]) -> None:
     check(layouts, processes)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("processes", [1, 2, 3, 8, 97, 1024])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 0), (7, 1 << 20), (1 << 20,), (97, 89, 83), (1, 1, 4096, 3)])
 def test_replicated(processes: int, shape: tuple[int, ...]) -> None:

@@ -23,6 +23,8 @@ from flax.core import freeze
 from hypothesis import HealthCheck, reject, settings
 from hypothesis import strategies as st
 
+from tests.drawn import drawn
+
 __all__ = [
     "EXTENDED_DTYPES",
     "NUMPY_DTYPES",
@@ -95,24 +97,21 @@ JAX_DTYPES = (
 # How many low bits of a byte such an item has; the rest of the byte is not its own.
 _SUB_BYTE = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6, "uint2": 2, "uint4": 4}
 _SIGNED_SUB_BYTE = {"int2": 2, "int4": 4}
-_EXAMPLES = int(os.environ.get("TREERING_EXAMPLES", "0"))
-_FEW = 9
 _Property = TypeVar("_Property", bound=Callable[..., None])
 
 
 def quick(max_examples: int) -> Callable[[_Property], _Property]:
-    """Mark a property that draws a fourth of its examples by default; repeatable in CI.
+    """Mark a property that draws a tenth of its examples by default; repeatable in CI.
 
     It draws all of them where the mark is selected (``-m examples``), and as many as TREERING_EXAMPLES says.
     """
-    few = min(max_examples, max(_FEW, max_examples // 4))
-    drawn = settings(
+    few_or_all = settings(
         deadline=None,
-        max_examples=_EXAMPLES or (max_examples if "TREERING_ALL_EXAMPLES" in os.environ else few),
+        max_examples=drawn(max_examples),
         derandomize="CI" in os.environ,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    return lambda test: pytest.mark.examples(drawn(test))
+    return lambda test: pytest.mark.examples(few_or_all(test))
 
 
 # ----------------------------------------------------------------------------------------------------------- containers

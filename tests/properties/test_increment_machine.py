@@ -19,6 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 import treering as tr
 from tests import limits
 from tests.command import here
+from tests.drawn import drawn
 from treering.errors import CorruptError, TreeringError
 
 Tree = dict[str, Any]
@@ -198,4 +199,4 @@ class Incremental(RuleBasedStateMachine):
 
 
 TestIncremental = Incremental.TestCase
-TestIncremental.settings = settings(max_examples=12, stateful_step_count=16, deadline=None)
+TestIncremental.settings = settings(max_examples=drawn(12), stateful_step_count=16, deadline=None)

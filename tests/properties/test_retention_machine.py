@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.drawn import drawn
 from tests.run.naive import METRICS, metric_values, policies, stays
 from treering.rules import Policy, StepFacts, retained
 
@@ -76,4 +77,4 @@ class Retention(RuleBasedStateMachine):
 
 
 TestRetention = Retention.TestCase
-TestRetention.settings = settings(max_examples=60, stateful_step_count=30)
+TestRetention.settings = settings(max_examples=drawn(60), stateful_step_count=30)

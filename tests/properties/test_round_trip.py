@@ -146,6 +146,7 @@ def test_an_abstract_target_is_enough(tree: Any) -> None:
     assert_comes_back(restored, jax.tree.map(lambda leaf: leaf, tree))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES + EXTENDED_DTYPES)
 def test_every_dtype(dtype: str) -> None:
     @quick(5)
@@ -194,6 +195,7 @@ UNWRAPPERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_a_deep_chain_of_one_kind(kind: str) -> None:
     # equinox looks through the whole tree each time a module is made

@@ -369,7 +369,7 @@ class RunMachine(RuleBasedStateMachine):
 class TestRun(RunMachine.TestCase):  # type: ignore[misc,valid-type]
     """A few courses."""
 
-    settings = settings(max_examples=10, stateful_step_count=12, suppress_health_check=list(HealthCheck))
+    settings = settings(max_examples=6, stateful_step_count=12, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import treering as tr
 from tests import limits
+from tests.drawn import drawn
 from tests.on_disk import step_path
 from treering.errors import CorruptError, StepPassedOverWarning
 from treering.run import StepCommit
@@ -161,4 +162,4 @@ class Options(RuleBasedStateMachine):
 
 
 TestRunOptions = Options.TestCase
-TestRunOptions.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestRunOptions.settings = settings(max_examples=drawn(12), stateful_step_count=20, deadline=None)

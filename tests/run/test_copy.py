@@ -115,6 +115,7 @@ def test_damage_is_not_copied(place: str, tmp_path: Path) -> None:
             treering.load(f"{place}/{name}")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["a.safetensors", "a.msgpack"])
 def test_single_files(name: str, place: str, tmp_path: Path) -> None:
     treering.save(str(tmp_path / name), {"w": TREE["w"]})

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import treering as tr
 from tests import faults
 from tests.command import inside
+from tests.drawn import drawn
 from tests.on_disk import signed, step_path
 from tests.reads import act_before_looks, fail_steps
 from tests.stores import MemoryTestPath
@@ -101,6 +102,7 @@ def resume(path: Path, fallback: Any = True, **options: Any) -> tuple[tr.Run, in
 # ------------------------------------------------------------------------------------------------------- what is loaded
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("kind", [*DAMAGE, "removed"])
 def test_the_newest_whole_step_is_loaded_and_the_damage_is_told(path: Path, kind: str, index: bool) -> None:
@@ -148,7 +150,7 @@ def test_where_all_are_damaged_nothing_is_begun_anew(path: Path) -> None:
         assert "step 2: " in str(caught.value)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damaged=st.lists(st.sampled_from([None, None, "data", "index"]), min_size=1, max_size=6),
     last=st.integers(1, 3),

@@ -223,6 +223,7 @@ def test_one_that_nobody_refers_to_is_not_renewed(path: str, monkeypatch: pytest
         assert not thread.is_alive()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seconds", [0, -1, 86_401, float("nan"), True, "60"])
 def test_other_times_are_refused(path: str, seconds: float) -> None:
     with pytest.raises(UnsupportedError, match="1 to 86400 seconds"):
@@ -266,6 +267,7 @@ def test_a_stamp_of_a_newer_version_keeps_all_steps(tmp_path: Path) -> None:
     assert (tmp_path / "step_00000001" / "treering.json").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["notes", "step_1", "step_1-0-" + "0" * 16, "step_1-100000-" + "0" * 16, "step_x-1-y"])
 def test_other_names_among_the_leases_hold_nothing(path: str, name: str) -> None:
     run = fill(path, 1, 2)
@@ -410,6 +412,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, remover: str, *, stride: int) -> I
                 yield outcome(objects, REMOVERS[remover], [(first, before), (second, then), (first, 1000)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("remover", REMOVERS)
 def test_whoever_holds_a_step_has_it_however_the_two_meet(remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(outcomes(monkeypatch, remover, stride=13)) == {True, False}

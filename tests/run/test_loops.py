@@ -135,6 +135,7 @@ def nnx_step(model: Net, optimizer: nnx.Optimizer[Net], x: jax.Array) -> jax.Arr
     return loss
 
 
+@pytest.mark.slow
 def test_flax_nnx_with_batch_statistics_and_the_counters_of_dropout(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(0)
     with tr.Run(tmp_path / "run") as run:
@@ -207,6 +208,7 @@ def equinox_step(state: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], j
     return {"model": eqx.apply_updates(state["model"], updates), "opt": opt}, loss
 
 
+@pytest.mark.slow
 def test_equinox_whose_model_holds_functions_too(tmp_path: Path) -> None:
     state = fresh_module()
     with tr.Run(tmp_path / "run") as run:

@@ -151,6 +151,7 @@ def test_old_steps_go_when_a_new_one_is_there(tmp_path: Path) -> None:
         assert run.metrics(6) == {"loss": 0.7}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "value", [1, 1.0, True, np.float32(1), np.int64(1), np.ones(()), jnp.ones(()), jnp.ones((), "bfloat16")]
 )
@@ -167,6 +168,7 @@ def test_metrics_that_json_has_no_number_for(run: tr.Run, text: str) -> None:
     assert text == "nan" or run.best("m") == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -386,6 +388,7 @@ def test_an_error_is_raised_also_where_the_next_step_is_not_saved(tmp_path: Path
     run.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ask", ["wait", "close", "load", "load one", "load_or_init", "gc", "branch"])
 def test_an_error_is_raised_by_whatever_comes_next(tmp_path: Path, commit_gate: CommitGate, ask: str) -> None:
     commit_gate.opened.set()

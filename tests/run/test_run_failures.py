@@ -101,6 +101,7 @@ def test_a_bucket_that_refuses_is_warned_of_too(monkeypatch: pytest.MonkeyPatch)
     run.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", ["wait", "close", "load", "gc", "leave", "branch", "delete", "load_or_init"])
 def test_every_call_that_waits_warns(tmp_path: Path, call: str) -> None:
     run = tr.Run(tmp_path / "run", on_save_error="warn")

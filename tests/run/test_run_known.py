@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import treering as tr
 from tests import faults
+from tests.drawn import drawn
 from tests.run.naive import kept_by, metric_values, policies, stays
 from tests.system_calls import CommitGate, commit_gate
 from treering._format.run_document import StepNote, add_note, parse_run
@@ -160,7 +161,7 @@ def at(saved: float, **metrics: float) -> dict[str, Any]:
     return {"saved": saved, "metrics": metrics, "temporary": False}
 
 
-@settings(max_examples=8)
+@settings(max_examples=drawn(8))
 @given(history=histories, keep=st.none() | policies)
 @example(history={3: (at(0), "same", {}), 5: (at(0), "index gone", {})}, keep=KeepLast(2))
 @example(history={3: (at(0, loss=1), "same", {}), 5: (at(0, loss=0), "anew", at(0, loss=9))}, keep=KeepBest("loss"))
@@ -172,7 +173,7 @@ def test_no_step_goes_that_its_own_index_lets_stay(history: dict[int, Any], keep
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=drawn(100))
 @given(history=histories, keep=st.none() | policies)
 def test_no_step_goes_in_many_histories(history: dict[int, Any], keep: Policy | None) -> None:
     no_step_goes_wrongly(history, keep)
@@ -251,7 +252,7 @@ DEEDS = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=drawn(120))
 @given(
     deeds=st.lists(DEEDS, min_size=3, max_size=9),
     keep=st.sampled_from([KeepLast(1), KeepLast(2), KeepLast(1) | KeepSteps(1), KeepLast(2) | KeepEvery(steps=3)]),

@@ -72,6 +72,7 @@ def copy_one(run: Path) -> None:
     copy_path(str(step_path(a_run(run.parent / "source"), 9)), str(step_path(run, 9)), overwrite=True)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "write",
     [

@@ -70,6 +70,7 @@ def test_all_that_a_run_has_is_in_the_table() -> None:
     assert public == {name.split()[0] for name in CALLS if name != "str"} | ELSEWHERE
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_checkpoint_is_no_run_for_any_call(tmp_path: Path, call: str) -> None:
     tr.save(tmp_path / "ckpt", TREE)
@@ -79,6 +80,7 @@ def test_a_checkpoint_is_no_run_for_any_call(tmp_path: Path, call: str) -> None:
     assert sorted(tmp_path.rglob("*")) == there
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", CALLS)
 def test_another_librarys_steps_are_refused_by_any_call(tmp_path: Path, call: str) -> None:
     made(tmp_path / "run", OTHERS["manager"] + OTHERS["single"])
@@ -122,6 +124,7 @@ def test_a_run_that_has_steps_goes_on_beside_them(tmp_path: Path) -> None:
     assert (path / "1000" / "commit_success.txt").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "names",
     [

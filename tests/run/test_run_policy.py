@@ -50,6 +50,7 @@ def test_a_rule_is_read_from_its_own_text(run: Path, rules: list[Policy]) -> Non
     assert eval(repr(policy), NAMES) == policy
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "text",
     [

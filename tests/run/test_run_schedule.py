@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import drawn
 from tests.run.schedules import Job
 from tests.run.test_cadence import cadences
 from treering.errors import MismatchError
@@ -242,7 +243,7 @@ _moves = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(st.none() | cadences, st.booleans(), st.none() | st.integers(0, 5), _moves)
 def test_all_processes_decide_alike_whatever_happens(
     cadence: Any, watching: bool, latest: int | None, moves: Any
@@ -271,7 +272,7 @@ def test_all_processes_decide_alike_whatever_happens(
             assert run.meetings == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(cadences, st.lists(st.tuples(st.integers(1, 5), st.floats(0, 40)), max_size=40))
 def test_one_process_alone_follows_the_rules_to_the_letter(cadence: Any, moves: Any) -> None:
     with job(cadence, 1) as run:

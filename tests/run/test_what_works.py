@@ -89,6 +89,7 @@ _REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("what", _REFUSED)
 def test_what_does_not_work_is_refused_by_name(at: Path, what: str) -> None:
     call, error, said = _REFUSED[what]

@@ -51,6 +51,7 @@ class TestEverywhere:
         assert names(path) == sorted([*data_names(second), "treering.json"])
         assert json.loads((path / "treering.json").read_bytes())[1] == data_names(first)
 
+    @pytest.mark.sampled(5)
     def test_large_files(self, tmp_path: Path) -> None:
         payload = random.Random(1).randbytes(5_000_001)
         save(tmp_path / "a", payload)
@@ -66,6 +67,7 @@ class TestEverywhere:
         assert names(tmp_path / "a") == before
         assert load(tmp_path / "a") == b"old"
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_an_error_leaves_no_trace(self, tmp_path: Path, overwrite: bool) -> None:
         path = tmp_path / "new" / "a"
@@ -150,6 +152,7 @@ class TestEverywhere:
             raise Stop
         assert load(path) == b"old"
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("overwrite", [False, True])
     @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "data-0123456789abcdef-00000-of-00001.safetensors"])
     def test_a_foreign_folder_is_refused(self, tmp_path: Path, name: str, overwrite: bool) -> None:
@@ -189,6 +192,7 @@ class TestEverywhere:
             saving.commit(index)
         assert load(tmp_path / "a" / "b") == b"new"
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("what", ["link", "folder"])
     def test_an_index_that_is_no_file_is_refused(self, tmp_path: Path, what: str) -> None:
         index = tmp_path / "a" / "treering.json"

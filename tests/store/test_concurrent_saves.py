@@ -10,8 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("rounds", [12, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("locks", ["locks", "no locks"])
+@pytest.mark.parametrize(
+    ("locks", "rounds"),
+    [
+        ("locks", 12),
+        pytest.param("locks", 50, marks=pytest.mark.slow),
+        pytest.param("no locks", 50, marks=pytest.mark.slow),
+    ],
+)
 def test_savers_and_readers_at_once(tmp_path: Path, locks: str, rounds: int) -> None:
     command = [sys.executable, "-m", "tests.store.racing", str(tmp_path), str(rounds), locks]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}

@@ -155,12 +155,14 @@ READING: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("verb", sorted(READING))
 def test_no_verb_reads_it(removed: Path, verb: str) -> None:
     with pytest.raises(NotFoundError):
         READING[verb](removed)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("verb", ["ls", "inspect", "du", "verify", "cat"])
 def test_no_command_reads_it(removed: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(verb, removed, *(["w"] if verb == "cat" else []))

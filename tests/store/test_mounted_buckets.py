@@ -33,6 +33,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     clear_caches()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("line", "url"),
     [

@@ -58,6 +58,7 @@ def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert is_saved(tmp_path / "a.bin")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("at", [0, 4 * MIB, 20 * MIB])
 @pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC, errno.EINVAL])
 def test_an_error_of_a_thread_is_the_callers(
@@ -361,6 +362,7 @@ def noise(size: int) -> bytes:
 SIZES = [0, 1, 511, 4095, 4096, 4097, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 16 * MIB, 19 * MIB + 77]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", SIZES)
 def test_the_content_is_the_concatenation(tmp_path: Path, size: int) -> None:
@@ -381,6 +383,7 @@ def test_buffers_of_every_kind(tmp_path: Path) -> None:
     assert (tmp_path / "a.bin").read_bytes() == b"abcd" + numbers.tobytes() + b"ef"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("announced", [0, 5 * MIB - 1, 5 * MIB + 1, 50 * MIB])
 def test_another_size_than_announced_changes_nothing(tmp_path: Path, announced: int) -> None:
@@ -393,6 +396,7 @@ def test_another_size_than_announced_changes_nothing(tmp_path: Path, announced: 
     assert names(tmp_path) == ["a.bin"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), NotFoundError("the source is gone"), ValueError("no such leaf")]

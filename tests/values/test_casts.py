@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import drawn
 from treering._values.casts import NotKept, cast_array, cast_number
 
 FLOATS = ("float16", "bfloat16", "float32", "float64", "longdouble", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
@@ -73,7 +74,7 @@ def kept(before: Any, after: Any) -> bool:
     return bool(np.isfinite(after)) and not (clips and abs(float(before)) > float(largest))
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(before=arrays(INTS + FLOATS + COMPLEX), after=st.sampled_from(INTS + FLOATS + COMPLEX))
 def test_every_pair_of_dtypes_keeps_or_refuses(before: np.ndarray[Any, Any], after: str) -> None:
     dtype = dtype_of(after)

@@ -104,6 +104,7 @@ def list_foreign(path: Path, folders: Sequence[str]) -> None:
 # ---------------------------------------------------------------------------------------------------------- what comes
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", sorted({*NUMPY_DTYPES, *EXTENDED_DTYPES}))
 @pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=codec_id)
 def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, name: str, codec: dict[str, Any] | None) -> None:
@@ -133,6 +134,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("codec", "limit", "wanted"), WAYS, ids=codec_id)
 def test_sharded_one_way_and_read_every_other_way(
     tmp_path: Path, codec: dict[str, Any] | None, limit: int | None, wanted: Sequence[int]
@@ -175,6 +177,7 @@ def test_any_boxes_from_any_chunks(scenes: list[Any], wanted: list[tuple[slice, 
         assert np.array_equal(scenes[scene][str(leaf)][place], ARRAY[place])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=codec_id)
 def test_large_and_small_leaves_in_one_reading(tmp_path: Path, codec: dict[str, Any] | None, *, mapped: bool) -> None:
@@ -279,6 +282,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
     return place_of
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("codec", CODECS, ids=codec_id)
 @pytest.mark.parametrize("key", ["small", "large"])
 @pytest.mark.parametrize("harm", ["missing", "short", "long", "empty", "flipped"])
@@ -301,6 +305,7 @@ def test_a_damaged_chunk_file_is_named_with_its_leaf(
     assert np.array_equal(read(tmp_path, other), DAMAGED[other])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("key", list(DAMAGED))
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("harm", ["missing", "changed", "short"])
@@ -363,6 +368,7 @@ def test_any_two_choices_of_other_writers_meet() -> None:
     assert len(met) == 6 * 3 + 6 * 2 + 6 * 2 + 3 * 2 + 3 * 2 + 2 * 2
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("codec", "dtype", "order", "separator"), FOREIGN, ids=codec_id)
 def test_arrays_of_other_writers(
     tmp_path: Path, codec: dict[str, Any] | None, dtype: str, order: str, separator: str
@@ -448,6 +454,7 @@ def test_small_compressed_leaves_of_other_writers(tmp_path: Path, opens: list[st
 # ------------------------------------------------------------------------------------------------ while files are moved
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=codec_id)
 @pytest.mark.parametrize("moved", [(".zarray",), ("0",), (".zarray", "0")], ids=["document", "chunk", "both"])
 def test_files_are_found_in_either_place(

@@ -70,6 +70,7 @@ def watch_writes(monkeypatch: pytest.MonkeyPatch, seen: Callable[[str, Path, int
     faults.before(monkeypatch, os, "write", lambda descriptor, data: tell("write", descriptor, len(data)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted({*NUMPY_DTYPES, *EXTENDED_DTYPES}))
 def test_the_bytes_of_every_dtype(tmp_path: Path, name: str) -> None:
     dtype = dtype_named(name)
@@ -88,6 +89,7 @@ def test_the_bytes_of_every_dtype(tmp_path: Path, name: str) -> None:
     assert by_tensorstore(tmp_path / "w").tobytes() == items.tobytes()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec["id"] if codec else "raw")
 @pytest.mark.parametrize("limit", [None, 40_000])
 def test_sizes_and_checksums_are_those_of_the_files_in_order(

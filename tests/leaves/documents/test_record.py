@@ -341,6 +341,7 @@ CASES: dict[str, tuple[Callable[[Document], None], str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_what_contradicts_itself(name: str) -> None:
     change, message = CASES[name]

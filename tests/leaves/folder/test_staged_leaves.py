@@ -88,6 +88,7 @@ class TestEverywhere:
         assert everything(tmp_path) == expected({"": NEW, "m": {"m/a": b"1"}})
         assert names(tmp_path / ".treering") == sorted([first, second])
 
+    @pytest.mark.sampled(7)
     @pytest.mark.parametrize(
         ("old", "new"),
         [
@@ -124,6 +125,7 @@ class TestEverywhere:
         take_up(tmp_path)  # nothing waits any more
         assert load(tmp_path) == NEW
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("old", [True, False])
     def test_a_save_replaces_one_that_waits(self, tmp_path: Path, old: bool) -> None:
         if old:
@@ -173,6 +175,7 @@ class TestEverywhere:
         assert everything(tmp_path, records=True) == before
         assert load(tmp_path) == OLD
 
+    @pytest.mark.sampled(7)
     @pytest.mark.parametrize("in_the_way", ["e/f/g/0", "e/f/g/.zarray", "e", "e/f/.zarray", "a/b/3", "d/0/mine"])
     def test_what_no_index_lists_is_not_replaced(self, tmp_path: Path, in_the_way: str) -> None:
         save(tmp_path, OLD)
@@ -209,6 +212,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dir_fd", [True, False])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("old", [True, False])

@@ -773,6 +773,7 @@ HANGING: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", HANGING)
 def test_the_request_that_hangs_is_named_where_others_are_answered(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verb, name, call, told = HANGING[case]

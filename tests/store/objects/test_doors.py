@@ -46,6 +46,7 @@ class PathOf:
         return self.text
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "below", ["ckpt", "a/b/ckpt", "a b", "100%", "a%20b", "a#b", "a+b", "a?b=c", "gr\u00f6\u00dfe", "ckpt/", "", "/"]
 )

@@ -133,6 +133,7 @@ CALLS: Final[dict[str, Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("request_number", [1, 3])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_asks_no_other_server(call: str, request_number: int, moving: _Moving, tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ DENIED: dict[str, Callable[[str], Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("body", [SIGNATURE, b""], ids=["a reason", "no reason"])
 @pytest.mark.parametrize("call", DENIED)
 def test_a_wrong_secret_ends_in_one_short_error(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 import treering
-from tests import limits
+from tests import limits, warm
 from tests.command import ended
 from tests.store.objects.web_server import WebFiles, serving
 from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
@@ -49,7 +47,8 @@ def test_a_checkpoint_is_loaded_by_ranges(files: WebFiles, tmp_path: Path) -> No
 def test_the_web_is_read_without_obstore(files: WebFiles, tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", {"step": 7})
     program = "import sys; sys.modules['obstore'] = None; import treering; treering.load(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", program, f"{files.url}/ckpt"], check=True)
+    done = warm.run("-c", program, f"{files.url}/ckpt")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_lazy_leaf_costs_few_requests(files: WebFiles, tmp_path: Path) -> None:

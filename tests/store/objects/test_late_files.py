@@ -79,6 +79,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Md5Bucke
         yield Md5Bucket()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "write"),
     [

@@ -143,6 +143,7 @@ def opened(bucket: MemoryBucket) -> Iterator[ObjectReader]:
         yield file
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [100, 16 * KIB, 300 * KIB, 3 * MIB])
 @pytest.mark.parametrize("gap", [0, 700])
 def test_reads_that_follow_each_other(bucket: MemoryBucket, opened: ObjectReader, count: int, gap: int) -> None:

@@ -80,12 +80,14 @@ def require_equal(found: Any, tree: Any) -> None:
     assert all(np.array_equal(found[name], leaf) for name, leaf in tree.items())
 
 
+@pytest.mark.sampled(5)
 def test_a_plain_load(saved: Saved) -> None:
     with saved.few_requests():
         found = treering.load(saved.path)
     require_equal(found, saved.tree)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("rows", [4, 2])
 def test_a_load_over_a_mesh(saved: Saved, rows: int, spec: PartitionSpec) -> None:
@@ -94,6 +96,7 @@ def test_a_load_over_a_mesh(saved: Saved, rows: int, spec: PartitionSpec) -> Non
     require_equal(found, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_a_load_like_a_tree(saved: Saved) -> None:
     one = sharding(2, SPECS[2])
     like = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one) for name, leaf in saved.tree.items()}
@@ -102,6 +105,7 @@ def test_a_load_like_a_tree(saved: Saved) -> None:
     require_equal(found, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_a_checkpoint_that_a_run_resumes_from(saved: Saved) -> None:
     fresh = jax.device_put(saved.tree, sharding(2, SPECS[1]))
     with treering.Run(saved.path.parent / "run") as run:
@@ -111,34 +115,40 @@ def test_a_checkpoint_that_a_run_resumes_from(saved: Saved) -> None:
     require_equal(found.tree, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_leaf_by_leaf(saved: Saved) -> None:
     with saved.few_requests(), treering.open(saved.path) as opened:
         found = {name: opened[name][...] for name in opened}
     require_equal(found, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_what_a_check_reads(saved: Saved) -> None:
     with saved.few_requests():
         assert treering.verify(saved.path).ok
 
 
+@pytest.mark.sampled(5)
 def test_what_a_comparison_reads(saved: Saved) -> None:
     with saved.few_requests(times=2):
         assert not treering.diff(saved.path, saved.path, values=True)
 
 
+@pytest.mark.sampled(5)
 def test_what_a_conversion_reads(saved: Saved, tmp_path: Path) -> None:
     with saved.few_requests():
         treering.convert(saved.path, tmp_path / "converted")
     require_equal(treering.load(tmp_path / "converted"), saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_what_a_copy_reads(saved: Saved, tmp_path: Path) -> None:
     with saved.few_requests():
         copy_path(saved.path, str(tmp_path / "copy"), overwrite=False)
     require_equal(treering.load(tmp_path / "copy"), saved.tree)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("spec", SPECS[1:], ids=str)
 def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) -> None:
     """Each has two devices, and reads what lies between its boxes, too, where that is little."""
@@ -159,6 +169,7 @@ def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) ->
             assert all(np.array_equal(array, saved.tree[key][index]) for index, array in found)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_what_a_joint_load_reads(saved: Saved, spec: PartitionSpec, loading: Loading) -> None:
     """This process plays all four, which read each byte once, and exchange what they read for each other."""
@@ -169,6 +180,7 @@ def test_what_a_joint_load_reads(saved: Saved, spec: PartitionSpec, loading: Loa
     assert loading.meetings
 
 
+@pytest.mark.sampled(5)
 def test_through_a_map(saved: Saved) -> None:
     for order in (None, (1, 0)):
         names = treering.KeyMap([treering.KeyRule("{key}", "{key}", transpose=order)])
@@ -177,6 +189,7 @@ def test_through_a_map(saved: Saved) -> None:
         require_equal({key: array if order is None else array.T for key, array in found.items()}, saved.tree)
 
 
+@pytest.mark.sampled(5)
 def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at once is bounded by the threads and the bytes of a group, however many leaves lie together."""
     limits.lower(monkeypatch, far_group=256 << 10, slab=128 << 10)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 import treering as tr
 from tests.buckets import ask_once
+from tests.drawn import drawn
 from tests.store.objects.web_server import WebFiles, serving
 from treering.errors import TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -115,7 +116,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=drawn(200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(drawn=urls(), doors=st.sets(st.sampled_from(sorted(DOORS)), min_size=4, max_size=4))
 def test_no_door_shows_a_secret(drawn: tuple[str, str], doors: set[str], web: WebFiles) -> None:
     url, secret = drawn[0].replace("HOST", web.url.removeprefix("http://")), drawn[1]
@@ -124,6 +125,7 @@ def test_no_door_shows_a_secret(drawn: tuple[str, str], doors: set[str], web: We
     _search(url, secret, sorted(doors))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("query", ["?X-Amz-Signature={}", "?sv=1&sig={}/x", "?sig={}?x"])
 def test_no_door_shows_the_signature_of_a_file_that_is_there(name: str, query: str, web: WebFiles) -> None:

@@ -68,6 +68,7 @@ def test_the_store_of_a_client_can_delete_so(server: _Server) -> None:
     assert delete_version(variant, "a", VERSION).status is Status.DONE
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("status", "wanted", "sure"),
     [
@@ -154,6 +155,7 @@ def client_of(fake: GcsFake) -> ObstoreClient:
 
 
 # Each key alone on pages of one name, and all of them on pages of each length; the rest is slow.
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("keys", "most"),
     [
