@@ -271,18 +271,21 @@ def test_no_manager_gets_a_folder_whose_path_is_too_long(tmp_path: Path) -> None
             given.extend(paths)
             raise ZeroDivisionError
 
-    refused = 0
-    for length in range(3500, 4095, 20):  # of the last part alone, or of what is above it, too much
+    def is_refused(length: int) -> bool:
         *above, last = [("n" * 200)] * (length // 201) + ["n" * (length % 201 + 1)]
         tree: Any = {last: jnp.ones(2)}
         for name in above:
             tree = {name: tree}
         with pytest.raises((ZeroDivisionError, UnsupportedError)) as caught:
             tree_serialize_leaves(tmp_path / "d", tree, Refuses())
-        refused += caught.type is UnsupportedError
-    assert given
-    assert refused
-    assert max(map(len, given)) + len("/") + 255 <= 4095
+        return caught.type is UnsupportedError
+
+    # Of the last part alone, or of what is above it, too much.
+    taken = [length for length in range(3500, 4095, 20) if not is_refused(length)]
+    assert taken
+    assert max(taken) + 20 < 4095
+    assert {is_refused(length) for length in range(max(taken), max(taken) + 21)} == {False, True}
+    assert max(map(len, given)) + len("/") + 255 == 4095
     assert listing(tmp_path) == {}
 
 

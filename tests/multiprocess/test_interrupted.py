@@ -42,7 +42,7 @@ def test_an_interrupt_of_the_first_save_is_got_over(tmp_path: Path) -> None:
         assert "error" not in found[-1], found
 
 
-@pytest.mark.parametrize("points", [8, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("points", [8, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("door", ["save", "run"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_an_interrupt_at_any_line_is_got_over(

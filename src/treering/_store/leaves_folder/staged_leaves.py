@@ -60,7 +60,8 @@ class _StagedFiles(LeafWriter):
         self._tree, self.attempt, self._ended = tree, attempt, False
         self.store = PosixStore.over(tree.root)
         self._staged = staged_leaves(attempt)
-        self._room = _LONGEST_PATH - len(os.fsencode(tree.root.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
+        around = "/".join([tree.root.path, *self._staged, "", ""])  # one slash before the folder, and one behind it
+        self._room = _LONGEST_PATH - len(os.fsencode(around)) - _CHUNK_NAME_BYTES
 
     def write(self, folder: str, files: Sequence[LeafFile]) -> None:
         """Make the folder of a leaf and files in it, small ones in few system calls."""
