@@ -178,8 +178,8 @@ def save(
         metadata: JSON to store beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
         overwrite: replace an existing checkpoint. Only its own files are removed, and only after the new one is
             complete; other files in the folder stay.
-        progress: called as ``progress(done, total)``, in the bytes that this process writes. True shows a bar on
-            stderr if that is a terminal, and nothing elsewhere.
+        progress: called as ``progress(done, total)``, in the bytes that this process writes; with ``base=`` the total
+            may grow meanwhile. True shows a bar on stderr if that is a terminal, and nothing elsewhere.
         processes: "this" for a save by the calling process alone, of arrays that it holds alone.
         host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are taken from
             process 0, and so is ``metadata``. "equal" refuses them if they differ between processes.
