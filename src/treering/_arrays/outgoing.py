@@ -128,6 +128,8 @@ class SavedPart:
             >>> SavedPart.of("**/lora", {"head": "float32", "**": np.float16})
             SavedPart(only=('**/lora',), dtypes=(('head', 'float32'), ('**', 'float16')))
         """
+        if only is None and dtype is None:
+            return WHOLE
         globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
         if odd := [glob for glob in globs if not isinstance(glob, str)]:
             raise UnsupportedError(f"only= is a glob or a list of globs, found {odd[0]!r:.100}")
