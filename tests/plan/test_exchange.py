@@ -219,3 +219,10 @@ def test_parts_of_every_place_tile_the_leaf() -> None:
         assert len(boxes) == parts.used
         assert find_cover_error((2, length), boxes) is None
         assert {shape_of(box)[0] for box in boxes} == {2}
+
+
+def test_who_is_passed_over_is_the_next_one_for_a_leaf_that_it_has() -> None:
+    turns = Turns(3)
+    of_two = Parts(axis=0, length=4, rows=4, owners=(1, 2))
+    of_all = Parts(axis=0, length=4, rows=4, owners=(0, 1, 2))
+    assert [turns.assign(parts, 16).first for parts in (of_two, of_all, of_two, of_all)] == [0, 0, 1, 0]

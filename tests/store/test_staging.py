@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from treering.errors import StoreError
 from treering.serialization import save_to_file, to_bytes
 
 NEW, NEWER = {"a": "new"}, {"a": "newer"}
+FULL = 51
+"""The number of the request ``F_FULLFSYNC`` on macOS."""
 
 HOLDER = """
 import fcntl, sys, time
@@ -166,3 +169,51 @@ def test_a_rename_whose_answer_is_lost_counts(tmp_path: Path, monkeypatch: pytes
     save_to_file(NEW, tmp_path / "a.bin")
     assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["a.bin"]
+
+
+def ask_drives(monkeypatch: pytest.MonkeyPatch, refusal: int | None) -> list[int]:
+    """Give this system the request by which macOS flushes the drive's own cache; return the list of who asks."""
+    asked: list[int] = []
+    real = fcntl.fcntl
+
+    def ask(descriptor: int, request: int, argument: int = 0) -> int:
+        if request != FULL:
+            return real(descriptor, request, argument)
+        asked.append(os.fstat(descriptor).st_mode)
+        if refusal is not None:
+            raise OSError(refusal, os.strerror(refusal))
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULL, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", ask)
+    return asked
+
+
+def test_a_drive_that_can_be_flushed_is_and_another_one_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_mode)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with monkeypatch.context() as patch:
+        asked = ask_drives(patch, None)
+        save_to_file(NEW, tmp_path / "a.bin")
+        assert any(map(stat.S_ISREG, asked))
+        assert not any(map(stat.S_ISREG, synced))
+    with monkeypatch.context() as patch:
+        asked = ask_drives(patch, errno.ENOTSUP)
+        save_to_file(NEWER, tmp_path / "b.bin")
+        assert any(map(stat.S_ISREG, asked))
+        assert any(map(stat.S_ISREG, synced))
+
+
+def test_a_drive_that_fails_to_flush_is_a_save_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_drives(monkeypatch, errno.EIO)
+    with pytest.raises(StoreError):
+        save_to_file(NEW, tmp_path / "a.bin")
+    assert names(tmp_path) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,10 @@ from tests.leaves.folder.directories import (
 )
 from tests.store.platforms import without_syncfs
 from tests.stores import begin_leaves
+from treering._store.api import Version
+from treering._store.objects.memory import MemoryStore
+from treering._store.pieces import Buffer
+from treering._store.unmoved_leaves import JoinedAttempt
 from treering.errors import ExistsError, NotFoundError, StoreError
 
 ATTEMPT = "0123456789abcdef"
@@ -203,3 +208,19 @@ def test_a_note_that_is_a_folder_or_a_link_is_not_ours(tmp_path: Path) -> None:
     begin_leaves(tmp_path).close()
     assert (tmp_path / ".treering-waiting-00001").is_dir()
     assert (tmp_path / ".treering-waiting-00002").is_symlink()
+
+
+def test_what_is_on_its_way_to_a_bucket_is_rolled_back_too() -> None:
+    gate = threading.Event()
+
+    class SlowStore(MemoryStore):
+        def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
+            assert gate.wait(30)
+            super().create(name, buffers, size, like=like)
+
+    store = SlowStore()
+    with JoinedAttempt(store, Path("a"), ATTEMPT) as joined:
+        joined.write("w", [("0.0", [b"tree"], 4)])
+        threading.Timer(0.1, gate.set).start()
+        joined.roll_back()
+    assert list(store.list()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import time
 from pathlib import PurePath
 
 import numpy as np
@@ -108,6 +109,28 @@ def test_the_time_is_that_of_the_bucket() -> None:
     store = ObjectStore(bucket, "", PurePath("bucket"))
     store.transaction("document").begin("marker", None)
     assert 7000.0 <= store.transaction().now() < 7060.0
+
+
+def test_the_time_is_asked_of_the_bucket_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    class NotingBucket(MemoryBucket):
+        def perform(self, request: Request) -> Answer:
+            asked.append(request)
+            return super().perform(request)
+
+    bucket = NotingBucket()
+    bucket.time = 5000.0
+    transaction = ObjectStore(bucket, "", PurePath("bucket")).transaction()
+    first = transaction.now()
+    count = len(asked)
+    assert count
+    assert first <= transaction.now() < first + 60
+    assert len(asked) == count
+    later = time.monotonic() + 90_000
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    transaction.now()
+    assert len(asked) > count
 
 
 def test_a_tombstone_is_deleted_only_a_day_later_and_where_that_was_tried() -> None:

@@ -1,0 +1,35 @@
+"""Threads that wait for each other, and are woken."""
+
+from __future__ import annotations
+
+import threading
+
+from treering._store.crew import Latch, Waiters
+
+LONG = 30.0
+
+
+def test_a_latch_wakes_all_who_wait_for_it_without_a_limit() -> None:
+    latch = Latch()
+    waiting = [threading.Thread(target=latch.wait, daemon=True) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+    latch.set()
+    for thread in waiting:
+        thread.join(LONG)
+        assert not thread.is_alive()
+
+
+def test_a_notice_of_something_else_does_not_end_the_wait() -> None:
+    waiters, ready = Waiters(), threading.Event()
+    thread = threading.Thread(target=waiters.wait, args=(ready.is_set,), daemon=True)
+    thread.start()
+    waiters.notify()
+    thread.join(0.05)
+    assert thread.is_alive()
+    ready.set()
+    while thread.is_alive():  # it may have asked just before, and wait again only now
+        waiters.notify()
+        thread.join(0.01)
