@@ -185,8 +185,7 @@ def test_a_tab_says_where_the_reader_is(site: str, open_page: Callable[..., Any]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1440, True)], ids=["light", "dark"])
 def test_a_picture_of_each_kind_of_page(
     kind: str, width: int, dark: bool, site: str, open_page: Callable[..., Any]
 ) -> None:
