@@ -63,6 +63,7 @@ _READERS: Final[Mapping[Form, FormFunctions]] = {
     Form.GZIP: _MSGPACK,
 }
 _REPLACED: Final = frozenset({Form.CHECKPOINT, Form.RUN, Form.LEAVES})
+# These take the form first, as `detect` returns it.
 _FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.foreign_tree:list_tree",
                                 "_foreign.foreign_tree:verify_tree")
 # fmt: on
@@ -204,7 +205,9 @@ def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) ->
         form = detect(path)
         # What a save replaces while it is opened is looked at again.
         with asking(once=form not in _REPLACED):
-            if function := getattr(_READERS[form] if isinstance(form, Form) else _FOREIGN, task):
+            if not isinstance(form, Form):
+                return import_function(getattr(_FOREIGN, task))(form, path, *given, **named)
+            if function := getattr(_READERS[form], task):
                 return import_function(function)(path, *given, **named)
             read = import_function(getattr(_READERS[Form.CHECKPOINT], task))
             return import_function("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))

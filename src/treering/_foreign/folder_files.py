@@ -97,20 +97,23 @@ class FolderFiles:
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}
-        self._ends: list[int] = []
+        self._rows: dict[str, tuple[int, int]] = {}
+        self._listed: dict[str, frozenset[str]] = {}
         self.opened = OpenedFiles(folder=place)
         self.threads = 2
         self.nbytes = 0
 
     def has(self, name: str) -> bool:
         """Tell whether anything is known to be there under a name; raises as `find`, but for the store."""
-        return is_seen(self._place(name))
+        return not self._is_unlisted(name) and is_seen(self._place(name))
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none where it is not there."""
         place = self._place(folder) if folder else self.place
-        return remembered((FolderFiles.names, place), lambda: sorted(names_at(place)))
+        found = remembered((FolderFiles.names, place), lambda: sorted(names_at(place)))
+        if found:  # else perhaps nobody may list it
+            self._listed[folder] = frozenset(found)
+        return found
 
     def list_names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none in a file.
@@ -178,16 +181,15 @@ class FolderFiles:
 
     def number_of(self, found: ByteRange) -> int:
         """Return the number that the file of a range has in `data_files`."""
-        number = self._numbers.setdefault(found.file or "", len(self._numbers))
-        self._ends.extend([0] * (len(self._numbers) - len(self._ends)))
-        self._ends[number] = max(self._ends[number], found.offset + found.size)
+        number, end = self._rows.get(found.file or "", (len(self._rows), 0))
+        self._rows[found.file or ""] = number, max(end, found.offset + found.size)
         return number
 
     def data_files(self) -> tuple[list[DataFile], list[FolderFile]]:
         """Return the files that have a number: as an index has them, up to the last range, and what reads them."""
-        ends = dict(zip(self._numbers, self._ends, strict=True))
-        rows = [DataFile(name=name, nbytes=end, header=0, digest=None) for name, end in ends.items()]
-        return rows, [FolderFile(self, name, end) for name, end in ends.items()]
+        ends = [(name, end) for name, (_, end) in self._rows.items()]
+        rows = [DataFile(name=name, nbytes=end, header=0, digest=None) for name, end in ends]
+        return rows, [FolderFile(self, name, end) for name, end in ends]
 
     def open_file(self, name: str) -> contextlib.AbstractContextManager[Reader]:
         """Open a file for a block; the first ones stay open behind it.
@@ -199,6 +201,8 @@ class FolderFiles:
         """
         if (kept := self._open.get(name)) is not None:
             return contextlib.nullcontext(kept)
+        if self._is_unlisted(name):
+            raise NotFoundError(f"there is no {name!r:.200} in {os.fspath(self.place)!r}")
         place = self._place(name)
         file = open_file(place)
         try:
@@ -213,6 +217,11 @@ class FolderFiles:
             self.threads = max(self.threads, file.threads)
             self.nbytes += file.size
         return contextlib.nullcontext(file)
+
+    def _is_unlisted(self, name: str) -> bool:
+        """Tell whether the names in its folder were listed, and it is none of them."""
+        folder, _, last = name.rpartition("/")
+        return folder in self._listed and last not in self._listed[folder]
 
     def _place(self, name: str) -> Path:
         parts = name.split("/")

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
-from treering._checkpoint.detect import ForeignForm, detect
+from treering._checkpoint.detect import ForeignForm
 from treering._foreign.folder_files import ForeignLeaf
 from treering._format.findings import Finding, Verification
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
@@ -202,20 +202,18 @@ def find_steps(path: str | os.PathLike[str], form: ForeignForm) -> ForeignSteps 
     return ForeignSteps(place, form, names) if names else None
 
 
-def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tuple[ForeignForm, ForeignTree]:
-    """Open the foreign tree at ``path`` by the module that reads its format.
+def open_tree(form: ForeignForm, path: str | os.PathLike[str], files: contextlib.ExitStack) -> ForeignTree:
+    """Open the foreign tree of a form at ``path`` by the module that reads it.
 
     Raises:
         CorruptError, FormatError, UnsupportedError: it is damaged, newer, or holds what treering cannot.
         StoreError: the store refuses.
     """
-    form = cast("ForeignForm", detect(path))
-    module = importlib.import_module(form.module)
-    tree = cast("ForeignTree", module.open_foreign(located(path), files))
+    tree = cast("ForeignTree", importlib.import_module(form.module).open_foreign(located(path), files))
     if tree.unread and not PARTLY.get():
         hint = "pass the path of an item in it that treering reads"
         raise UnsupportedError(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
-    return form, tree
+    return tree
 
 
 @contextlib.contextmanager
@@ -228,10 +226,11 @@ def reading_partly() -> Iterator[None]:
         PARTLY.reset(token)
 
 
-def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+def open_source(
+    form: ForeignForm, path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool
+) -> Source:
     """Open a foreign tree to read leaves; raises as `open_tree` does."""
-    _, tree = open_tree(path, files)
-    return make_source(tree, mapped=mapped)
+    return make_source(open_tree(form, path, files), mapped=mapped)
 
 
 def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
@@ -245,10 +244,10 @@ def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
     return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped, opened=opened)
 
 
-def list_tree(path: str | os.PathLike[str]) -> Listing:
+def list_tree(form: ForeignForm, path: str | os.PathLike[str]) -> Listing:
     """List a foreign tree; raises as `open_tree` does."""
     with contextlib.ExitStack() as files:
-        form, tree = open_tree(path, files)
+        tree = open_tree(form, path, files)
         listing = list_index(tree.index, form=form.value, files=(), file_bytes=_bytes_of_files(tree))
     return dataclasses.replace(listing, structured=tree.structured, notes=(f"format: {form.version}", *tree.notes))
 
@@ -262,14 +261,14 @@ def _bytes_of_files(tree: ForeignTree) -> int:
     return tree.nbytes
 
 
-def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+def verify_tree(form: ForeignForm, path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     """Read every array of a foreign tree: damage that can be seen is a finding. Raises as `open_tree` does."""
     shown = os.fspath(path)
     findings: list[Finding] = []
     done = 0
     with contextlib.ExitStack() as files:
         try:
-            tree = open_tree(path, files)[1]
+            tree = open_tree(form, path, files)
             source = make_source(tree, mapped=False)
         except CorruptError as error:
             key = join_key(error.path) if error.path else None
@@ -442,7 +441,7 @@ def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str],
                     raise CorruptError(f"{what} has other children than are recorded of it")
                 head, names = known, [str(place) for place in known.keys]
             structure.append(head)
-            waiting.extend(((*trail, name), node.children[name]) for name in reversed(names))
+            waiting.extend([((*trail, name), node.children[name]) for name in reversed(names)])
     return structure, keys, leaves
 
 

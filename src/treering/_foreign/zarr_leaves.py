@@ -105,6 +105,11 @@ class ZarrDocument(NamedTuple):
     """Whether a CRC-32C follows each chunk."""
     shard: _Shard | None = None
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether a file holds one chunk and nothing else."""
+        return self.shard is None and not self.checked
+
     def file_name(self, number: int) -> str:
         """Return the name of the file with a chunk, or with a shard, by its number in C order."""
         files = self.layout if self.shard is None else _with_chunks(self.layout, self.shard.shape)
@@ -311,14 +316,10 @@ _NUMBERS: Final = {"int64": ("int", "<q"), "float64": ("float", "<d"), "bool": (
 class ZarrLeaf(NamedTuple):
     """An array as its document describes it."""
 
-    layout: ZarrArray
+    document: ZarrDocument
     fetch: Fetch
     """Returns the bytes of a chunk by its number, or where they are; None where there is none."""
-    fill_is_zero: bool
-    """Whether what was never written is zero."""
-    is_apart: bool = True
-    """Whether a file holds one chunk and nothing else."""
-    located: bool = False
+    located: bool
     """Whether it is known where its chunks lie, without a look at any file."""
 
     def leaf(self, kind: LeafType, *, absent_is_zero: bool, data: FolderFiles | None = None) -> ForeignLeaf:
@@ -329,17 +330,16 @@ class ZarrLeaf(NamedTuple):
             absent_is_zero: whether what has the fill value was not written.
             data: where raw chunks lie; None: they are read as all others are.
         """
-        if data is not None and (pieces := self._pieces(data)):
+        layout = self.document.layout
+        is_raw = self.document.is_apart and layout.plain and layout.dtype != "bool"
+        if data is not None and is_raw and (pieces := self._pieces(data, layout)):
             return ForeignLeaf(kind, pieces=pieces)
-        zero = absent_is_zero and self.fill_is_zero
-        return ForeignLeaf(kind, grid=GridLeaf(self.layout, self.fetch, zero, self.located))
+        zero = absent_is_zero and self.document.fill_is_zero
+        return ForeignLeaf(kind, grid=GridLeaf(layout, self.fetch, zero, self.located))
 
-    def _pieces(self, data: FolderFiles) -> list[tuple[Box | None, int, int]]:
+    def _pieces(self, data: FolderFiles, layout: ZarrArray) -> list[tuple[Box | None, int, int]]:
         """Return where the chunks lie as they are in memory; nothing where one does not."""
-        layout = self.layout
         pieces: list[tuple[Box | None, int, int]] = []
-        if not (self.is_apart and layout.plain) or layout.dtype == "bool":
-            return []
         for number in range(chunk_count(layout)):
             found = self.fetch(number) if is_whole(layout, number) else None
             if not isinstance(found, ByteRange) or found.file is None or found.size != chunk_bytes(layout):
@@ -349,7 +349,7 @@ class ZarrLeaf(NamedTuple):
 
     def number(self) -> ForeignLeaf | None:
         """Return a Python number that is stored as an array without axes; None where it is none of those."""
-        layout = self.layout
+        layout = self.document.layout
         packed = layout.compressor is not None
         if layout.dtype not in _NUMBERS or layout.shape or layout.big_endian:
             return None
@@ -369,12 +369,13 @@ class ZarrLeaf(NamedTuple):
         return ForeignLeaf(LeafType(kind=kind), struct.unpack(form, items)[0])
 
 
-def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
+def find_array(find: Find, *, zarr3: bool, located: bool = False) -> ZarrLeaf | None:
     """Return an array of a version of zarr; None where its document is not there.
 
     Args:
         find: returns the bytes of a file of the array by its name.
         zarr3: whether it is of version 3, not 2.
+        located: whether that needs a look at no file.
 
     Raises:
         CorruptError, FormatError, UnsupportedError: as the document's reader says.
@@ -384,7 +385,7 @@ def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
         return None
     data = document.read(0, min(document.size, LONGEST_DOCUMENT + 1))
     array = parse_zarr_json(data) if zarr3 else _parse_zarr2(data)
-    return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero, array.shard is None and not array.checked)
+    return ZarrLeaf(array, array.reader(find), located and array.is_apart)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -403,7 +404,7 @@ def find_jax_array(files: FolderFiles, find: Find, *, zarr3: bool) -> ForeignLea
     """
     if (found := find_array(find, zarr3=zarr3) or find_array(find, zarr3=not zarr3)) is None:
         raise CorruptError("its array is missing", hint=ANOTHER_COPY)
-    kind = LeafType(kind="jax", dtype=found.layout.dtype, shape=found.layout.shape)
+    kind = LeafType(kind="jax", dtype=found.document.layout.dtype, shape=found.document.layout.shape)
     return found.leaf(kind, absent_is_zero=True, data=files)
 
 
