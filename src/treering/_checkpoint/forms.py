@@ -64,8 +64,8 @@ _READERS: Final[Mapping[Form, FormFunctions]] = {
 }
 _REPLACED: Final = frozenset({Form.CHECKPOINT, Form.RUN, Form.LEAVES})
 # These take the form first, as `detect` returns it.
-_FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.foreign_tree:list_tree",
-                                "_foreign.foreign_tree:verify_tree")
+_FOREIGN: Final = FormFunctions("_foreign.grid_arrays:open_source", "_foreign.foreign_tree:list_tree",
+                                "_foreign.grid_arrays:verify_tree")
 # fmt: on
 
 

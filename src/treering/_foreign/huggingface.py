@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, decode_text, member
-from treering._foreign.folder_files import ForeignLeaf
-from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
 from treering._format.index import Container, DataFile, Index
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader, Store

@@ -23,8 +23,7 @@ from typing import Final, NamedTuple
 
 from treering._checkpoint.detect import EQUINOX, READ_EQUINOX
 from treering._codec.zarr import ZarrArray
-from treering._foreign.folder_files import ForeignLeaf, GridLeaf
-from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, GridLeaf, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._store.api import Reader, remembered, require_range

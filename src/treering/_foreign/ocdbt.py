@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from treering._codec.compression import zstd_decompress_unsized
-from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles
+from treering._foreign.foreign_tree import ANOTHER_COPY, FolderFiles
 from treering._values.checksums import crc32c
 from treering._values.human import pluralize
 from treering.errors import CorruptError, StoreError, UnsupportedError

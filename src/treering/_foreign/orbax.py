@@ -19,12 +19,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import decode_text, member, members, parse_json, show
 from treering._codec.msgpack.scan import WINDOW_BYTES
-from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, FolderFiles, ForeignLeaf
 from treering._foreign.foreign_tree import (
+    ANOTHER_COPY,
     EMPTY,
     PARTLY,
+    ByteRange,
     Containers,
     Entry,
+    FolderFiles,
+    ForeignLeaf,
     ForeignStep,
     ForeignTree,
     Step,

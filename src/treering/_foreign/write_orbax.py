@@ -34,8 +34,7 @@ from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_le
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import decode_text, member, parse_json
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, stored_dtype, zarray_bytes
-from treering._foreign.folder_files import FolderFiles, ForeignLeaf
-from treering._foreign.foreign_tree import EMPTY, PARTLY, Step, keys_of
+from treering._foreign.foreign_tree import EMPTY, PARTLY, FolderFiles, ForeignLeaf, Step, keys_of
 from treering._foreign.ocdbt import DatabaseWriter
 from treering._foreign.orbax import GRAIN, grain_entries, list_steps, recognise
 from treering._format.index import Container, LeafType, Token, leaf_bytes

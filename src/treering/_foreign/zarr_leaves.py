@@ -36,7 +36,7 @@ from treering._codec.zarr import (
     place_of,
     stored_dtype,
 )
-from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, Fetch, FolderFiles, ForeignLeaf, GridLeaf
+from treering._foreign.foreign_tree import ANOTHER_COPY, ByteRange, Fetch, FolderFiles, ForeignLeaf, GridLeaf
 from treering._foreign.ocdbt import Value
 from treering._format.index import LeafType
 from treering._format.leaf_values import check_shape
