@@ -424,7 +424,10 @@ def _folder(place: Path) -> Form | ForeignForm:
     if any(find_at(place / name, follow=False) for name in (_LEAVES if searches else _LEAVES[:1])):
         _refuse_beside_leaves(place)
         return Form.LEAVES
-    is_run = bool(import_function("_runs.folder:has_run")(place))  # steps, or the document that a run keeps of them
+    names = names_at(place, _NAMES_LISTED) if searches else []
+    is_listed = 0 < len(names) < _NAMES_LISTED  # else a run may be there all the same
+    may_be_run = not is_listed or RUN_DOCUMENT in names or {*map(step_of_name, names)} != {None}
+    is_run = may_be_run and bool(import_function("_runs.folder:has_run")(place))
     if is_run and (not searches or is_seen(place / RUN_DOCUMENT)):
         return Form.RUN
     foreign = find_foreign_folder(place)

@@ -204,7 +204,7 @@ def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) ->
     with asking(once=True):
         form = detect(path)
         # What a save replaces while it is opened is looked at again.
-        with asking(once=form not in _REPLACED):
+        with asking(once=False) if form in _REPLACED else contextlib.nullcontext():
             if not isinstance(form, Form):
                 return import_function(getattr(_FOREIGN, task))(form, path, *given, **named)
             if function := getattr(_READERS[form], task):

@@ -437,7 +437,7 @@ def member_line(name: str, value: Any) -> str:
         >>> member_line("number", 7)
         '"number": 7'
     """
-    return f'"{name}": {json_text(value)}'
+    return f'"{name}": {_ENCODER.encode(value)}'
 
 
 def join_lines(lines: list[str]) -> bytes:

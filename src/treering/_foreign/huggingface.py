@@ -70,7 +70,18 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         with contextlib.suppress(CorruptError, NotFoundError):  # the arrays do not need it
             config = _read_json(store, _CONFIG, _LARGEST_CONFIG)
         if name is None:
-            return _open_alone(store, config, files)
+            file, index = _open_shard(store, _ALONE, files)
+            index = dataclasses.replace(index, metadata={**index.metadata, **_describe(config)})
+            both = f"transformers reads {_ALONE}, not {_USUAL}, which is there too"
+            notes = [] if store.find(_USUAL) is None else [both]
+            return ForeignTree(
+                index=index,
+                files=[file],
+                nbytes=file.size,
+                notes=notes,
+                structured=index.verified,
+                threads=file.threads,
+            )
         with naming_file(folder / name), add_hint(_DOWNLOAD):
             document = _read_json(store, name, _LARGEST_INDEX)
             weights = _read_weights(document)
@@ -136,15 +147,6 @@ def _open_shard(store: Store, name: str, files: contextlib.ExitStack) -> tuple[R
         return file, parse_safetensors(file.size, file.read)
 
 
-def _open_alone(store: Store, config: Mapping[str, Any], files: contextlib.ExitStack) -> ForeignTree:
-    file, index = _open_shard(store, _ALONE, files)
-    index = dataclasses.replace(index, metadata={**index.metadata, **_describe(config)})
-    notes = [] if store.find(_USUAL) is None else [f"transformers reads {_ALONE}, not {_USUAL}, which is there too"]
-    return ForeignTree(
-        index=index, files=[file], nbytes=file.size, notes=notes, structured=index.verified, threads=file.threads
-    )
-
-
 def _join(
     index: Path,
     weights: Mapping[str, str],
@@ -179,12 +181,13 @@ def _join(
         for name, (file, part) in shards.items()
     ]
     told = {name: value for name, value in about.items() if type(value) in (int, str)} if type(about) is dict else {}
+    left = {"tied to others, and in no file": ties, "in several files, read from the one that the index names": twice}
     readers = [file for file, _ in shards.values()]
     return ForeignTree(
         index=build_index(structure, keys, list(found.values()), rows, {**told, **_describe(config)}),
         files=readers,
         nbytes=sum(file.size for file in readers),
-        notes=_notes(ties, twice),
+        notes=[f"{what}: {join_first(names, _SHOWN)}" for what, names in left.items() if names],
         threads=max((file.threads for file in readers), default=Reader.threads),
     )
 
@@ -211,11 +214,6 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
     architectures = [name for name in names if type(name) is str] if type(names) is list else []
     told = {"architectures": architectures, "model_type": kind if type(kind) is str else None}
     return {name: value for name, value in told.items() if value not in (None, [])}
-
-
-def _notes(ties: Sequence[str], twice: Sequence[str]) -> list[str]:
-    told = {"tied to others, and in no file": ties, "in several files, read from the one that the index names": twice}
-    return [f"{what}: {join_first(names, _SHOWN)}" for what, names in told.items() if names]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -271,7 +271,8 @@ class OpenedFiles:
         Raises:
             CorruptError: it is another one than when the file was opened for the first time.
         """
-        if self._versions.setdefault(path, file.version) != file.version:
+        version = file.version
+        if (known := self._versions.setdefault(path, version)) is not version and known != version:
             raise CorruptError(f"{os.fspath(path)!r} was replaced while the tree was being read", hint="read it again")
 
     def is_current(self) -> bool:
