@@ -75,24 +75,26 @@ STEP_METADATA: Final = "_CHECKPOINT_METADATA"
 """The file with what is known of a step or of a checkpoint as a whole."""
 
 _V1: Final = "orbax.checkpoint"
-_COMMITTED: Final = "commit_success.txt"
+COMMITTED: Final = "commit_success.txt"
+"""The file that says that a folder is whole, where it has no rename to say so."""
 _ROOT_METADATA: Final = "metadata/_ROOT_METADATA"
 _UNCOMMITTED: Final = re.compile(r".*\.orbax-checkpoint-tmp(-[0-9]+)?")
 _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 # Steps of flax may be any numbers, which Orbax's are not.
 _NOT_WHOLE: Final = re.compile(r".*[0-9](\.|e[-+]?)[0-9]+|.*_-[0-9]+")
-_METRICS: Final = "metrics"
+METRICS: Final = "metrics"
+"""The item with what was measured at a step."""
 GRAIN: Final = "process_0-of-1.json"
 """Where the state of an iterator of grain is, in a job of one process."""
-_JSON_FILES: Final = ("metadata", _METRICS, GRAIN)
+_JSON_FILES: Final = ("metadata", METRICS, GRAIN)
 _GRAIN_OF_MANY: Final = re.compile(r"process_[0-9]+-of-([0-9]+)\.json")
 _RANDOM_KEYS: Final = ("jax_random_key/", "np_random_key/")
 _TAIL: Final = 4096
 _SHOWN_STEPS: Final = 20
 # What lies in an item beside items, whose looks would each be a request in a bucket.
-_NO_ITEMS: Final = frozenset({STEP_METADATA, _COMMITTED, _V1, "d", "array_metadatas"})
-_MARKS: Final = frozenset({METADATA, MSGPACK, STEP_METADATA, _COMMITTED, _V1, "default"})
-_STEP_MARKS: Final = frozenset({STEP_METADATA, _COMMITTED})
+_NO_ITEMS: Final = frozenset({STEP_METADATA, COMMITTED, _V1, "d", "array_metadatas"})
+_MARKS: Final = frozenset({METADATA, MSGPACK, STEP_METADATA, COMMITTED, _V1, "default"})
+_STEP_MARKS: Final = frozenset({STEP_METADATA, COMMITTED})
 _TIMES: Final = ("init_timestamp_nsecs", "commit_timestamp_nsecs")
 _LARGEST_INT: Final = 1 << 1023
 
@@ -146,8 +148,8 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         shown = found.steps[-_SHOWN_STEPS:]
         listed = ", ".join([*(["..."] if len(shown) < len(found.steps) else []), *shown])
         notes.insert(0, f"a root with the steps {listed}; this is {found.folder.rstrip('/')}")
-    if not has_renames(place) and not folder.has(found.folder + _COMMITTED):
-        notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
+    if not has_renames(place) and not folder.has(found.folder + COMMITTED):
+        notes.append(f"it has no {COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
     # A run has a place for them, beside its trees; elsewhere they are metadata, and change the path of no leaf.
     grain = {name: path for name, path in found.documents.items() if path.endswith(GRAIN) and PARTLY.get()}
     others = {name: path for name, path in found.documents.items() if name not in grain}
@@ -200,15 +202,15 @@ def describe_step(place: Path, name: str) -> ForeignStep:
         read: dict[str, Any] = {}
         for item, path in found.documents.items():
             try:
-                read[item] = files.document(path, finite=item != _METRICS)
+                read[item] = files.document(path, finite=item != METRICS)
             except CorruptError as error:
                 losses[item] = f"the item {item!r} cannot be read: {error.message}"
         noted, root = files.document(folder + STEP_METADATA), files.document(_ROOT_METADATA)
         times: list[Any] = [noted.get(time) if type(noted) is dict else None for time in _TIMES]
         is_known = type(times[0]) is int and 0 < times[0] < 1 << 63
         saved = times[0] / 1e9 if is_known else files.modified(folder + names[0])
-    metrics, others = _divide_metrics(read.get(_METRICS))
-    metadata = {_METRICS: others} if others else {}
+    metrics, others = _divide_metrics(read.get(METRICS))
+    metadata = {METRICS: others} if others else {}
     metadata |= {"custom_metadata": custom} if (custom := _custom_of(root)) is not None else {}
     return ForeignStep(saved, repr((times, saved)), metrics, metadata, losses)
 
@@ -269,7 +271,7 @@ def _numbered(files: FolderFiles, names: list[str]) -> list[tuple[int, str]]:
     )
     if has_renames(files.place):
         return steps
-    return [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+    return [(number, name) for number, name in steps if files.has(f"{name}/{COMMITTED}")]
 
 
 def _require_whole(files: FolderFiles, steps: Iterable[str]) -> None:
