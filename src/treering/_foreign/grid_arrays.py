@@ -136,14 +136,18 @@ class ForeignArrays:
         for request, dtype in encoded:
             layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
             covering, grid = find_chunks(layout, request), self._grids[request.leaf]
+            planned = plan_decoding(layout, request, covering, dtype, read)
+            if not (self._is_far and grid.located):
+                jobs += planned
+                continue
             with naming_leaf(self._index.keys[request.leaf]):
-                for chunk, planned in zip(covering, plan_decoding(layout, request, covering, dtype, read), strict=True):
-                    found = grid.fetch(chunk) if self._is_far and grid.located else None
+                for chunk, pair in zip(covering, planned, strict=True):
+                    found = grid.fetch(chunk)
                     if isinstance(found, ByteRange) and found.size <= _FAR_WINDOW:
                         number = files.setdefault(found.file, len(files))
-                        near.append(_Encoded(number, found.offset, found.size, found, (request.leaf, chunk), *planned))
+                        near.append(_Encoded(number, found.offset, found.size, found, (request.leaf, chunk), *pair))
                     else:
-                        jobs.append(planned)
+                        jobs.append(pair)
         for group in group_near(near, gap=_FAR_GAP, most=_FAR_WINDOW):
             work.jobs.append(functools.partial(self._decode_group, group))
             work.nbytes += sum(piece.decoded for piece in group)

@@ -526,9 +526,10 @@ class _Arrays:
             return ForeignLeaf(LeafType(kind="str"), member(node, last, str, "_strings.json"))
         if skipped:
             raise UnsupportedError(f"a leaf of the type {show(kind)} has no data", hint="use a newer treering")
-        find, located = finder(self._files, self._folder, self._values, name), self._values is not None
-        both = (find_array(find, zarr3=zarr3, located=located) for zarr3 in self._versions)
-        if (array := next(filter(None, both), None)) is None:
+        find, array = finder(self._files, self._folder, self._values, name), None
+        for zarr3 in self._versions:
+            array = array or find_array(find, zarr3=zarr3, located=self._values is not None)
+        if array is None:
             raise CorruptError(f"the array {name!r:.200} is missing", hint=ANOTHER_COPY)
         if shared:
             array = array._replace(fetch=functools.partial(_refuse, name))
