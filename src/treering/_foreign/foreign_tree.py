@@ -550,10 +550,8 @@ _FREE_STEPS: Final = 1 << 20
 _STEP_RATIO: Final = 64
 
 
-@dataclasses.dataclass(slots=True)
-class _Branch:
-    listed: bool
-    children: dict[str, Any] = dataclasses.field(default_factory=dict)
+class _Items(dict[str, Any]):
+    """The items of a list by their indices; the children of a dict are in a dict itself."""
 
 
 def build_tree(
@@ -577,20 +575,21 @@ def build_tree(
         >>> keys, [token if isinstance(token, int) else token.node for token in structure]
         (['a/0', 'b'], ['dict', 'list', 2])
     """
-    top = _Branch(listed=False)
+    top: dict[str, Any] = {}
     for path, leaf in entries:
         if len(path) > MAX_LEVELS:
             raise UnsupportedError(f"containers are nested more than {MAX_LEVELS} levels deep")
         here, key = top, ""
         for name, listed in path:
-            below = here.children.setdefault(key, _Branch(listed))
-            if not isinstance(below, _Branch) or below.listed != listed:
+            kind = _Items if listed else dict
+            below = here.setdefault(key, kind())
+            if type(below) is not kind:
                 raise _clash(path)
             here, key = below, name
-        if key in here.children:
+        if key in here:
             raise _clash(path)
-        here.children[key] = leaf
-    return _flatten(top.children.get("", EMPTY["Dict"]), containers or {})
+        here[key] = leaf
+    return _flatten(top.get("", EMPTY["Dict"]), containers or {})
 
 
 def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
@@ -607,26 +606,21 @@ def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str],
             leaves.append(node)
             count_leaf(structure)
         else:
-            names = _ordered(node, trail)
-            places: tuple[Any, ...] = tuple(range(len(names))) if node.listed else tuple(names)
-            head = Container(node="list" if node.listed else "dict", keys=places)
+            names, listed = list(node), isinstance(node, _Items)
+            if listed:
+                names = [str(number) for number in range(len(node))]
+                if missing := [name for name in names if name not in node]:
+                    raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
+            places: tuple[Any, ...] = tuple(range(len(names))) if listed else tuple(names)
+            head = Container(node="list" if listed else "dict", keys=places)
             if (known := containers.get(trail)) is not None:
                 if sorted(known.keys) != sorted(places):
                     what = f"the {known.node} {join_key(trail)!r:.200}"
                     raise CorruptError(f"{what} has other children than are recorded of it")
                 head, names = known, [str(place) for place in known.keys]
             structure.append(head)
-            waiting.extend([((*trail, name), node.children[name]) for name in reversed(names)])
+            waiting.extend([((*trail, name), node[name]) for name in reversed(names)])
     return structure, keys, leaves
-
-
-def _ordered(branch: _Branch, trail: Sequence[str]) -> list[str]:
-    if not branch.listed:
-        return list(branch.children)
-    names = [str(number) for number in range(len(branch.children))]
-    if missing := [name for name in names if name not in branch.children]:
-        raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
-    return names
 
 
 def _clash(path: Sequence[Step]) -> CorruptError:
