@@ -70,18 +70,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         with contextlib.suppress(CorruptError, NotFoundError):  # the arrays do not need it
             config = _read_json(store, _CONFIG, _LARGEST_CONFIG)
         if name is None:
-            file, index = _open_shard(store, _ALONE, files)
-            index = dataclasses.replace(index, metadata={**index.metadata, **_describe(config)})
-            both = f"transformers reads {_ALONE}, not {_USUAL}, which is there too"
-            notes = [] if store.find(_USUAL) is None else [both]
-            return ForeignTree(
-                index=index,
-                files=[file],
-                nbytes=file.size,
-                notes=notes,
-                structured=index.verified,
-                threads=file.threads,
-            )
+            return _open_alone(store, config, files)
         with naming_file(folder / name), add_hint(_DOWNLOAD):
             document = _read_json(store, name, _LARGEST_INDEX)
             weights = _read_weights(document)
@@ -145,6 +134,15 @@ def _open_shard(store: Store, name: str, files: contextlib.ExitStack) -> tuple[R
     file = files.enter_context(store.open_file(name))
     with naming_file(Path(store.path / name)):
         return file, parse_safetensors(file.size, file.read)
+
+
+def _open_alone(store: Store, config: Mapping[str, Any], files: contextlib.ExitStack) -> ForeignTree:
+    file, index = _open_shard(store, _ALONE, files)
+    index = dataclasses.replace(index, metadata={**index.metadata, **_describe(config)})
+    notes = [] if store.find(_USUAL) is None else [f"transformers reads {_ALONE}, not {_USUAL}, which is there too"]
+    return ForeignTree(
+        index=index, files=[file], nbytes=file.size, notes=notes, structured=index.verified, threads=file.threads
+    )
 
 
 def _join(
