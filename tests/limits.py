@@ -39,7 +39,7 @@ _LIMITS = {
     "small_leaf": "treering._leaves.source._SMALL_BYTES",
     "careful_leaf": "treering._leaves.source._CAREFUL_BYTES",
     # foreign files
-    "foreign_files_held_open": "treering._foreign.folder_files._MOST_OPEN",
+    "foreign_files_held_open": "treering._foreign.foreign_tree._MOST_OPEN",
     "large_npz_array": "treering._foreign.write_npz._LARGE",
     "many_npz_arrays": "treering._foreign.write_npz._MANY",
     "zstd_in_one_go": "treering._codec.compression._IN_ONE_GO",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from treering._codec.compression import zstd_compress
-from treering._foreign.folder_files import FolderFiles
+from treering._foreign.foreign_tree import FolderFiles
 from treering._foreign.ocdbt import MANIFEST, Stretch, read_database
 from treering._inspect.inspect import inspect
 from treering.errors import TreeringError

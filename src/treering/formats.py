@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING
 from treering._checkpoint.forms import Loss
 from treering._codec.documents import parse_json
 from treering._codec.zarr import ZarrArray
-from treering._foreign.folder_files import FolderFiles, ForeignLeaf, GridLeaf
-from treering._foreign.foreign_tree import ForeignStep, ForeignTree, build_index, build_tree, flat_dict
+from treering._foreign.foreign_tree import (
+    FolderFiles,
+    ForeignLeaf,
+    ForeignStep,
+    ForeignTree,
+    GridLeaf,
+    build_index,
+    build_tree,
+    flat_dict,
+)
 from treering._format.index import DataFile, LeafType, leaf_bytes
 from treering._format.leaf_values import check_shape
 from treering._store.resolve import is_folder, open_file

@@ -28,7 +28,7 @@ from treering._arrays import delivered
 from treering._arrays.source import Source
 from treering._checkpoint import copy_checkpoint, joint_load, save_folder
 from treering._checkpoint.source import read_pieces
-from treering._foreign.folder_files import FolderFiles
+from treering._foreign.foreign_tree import FolderFiles
 from treering.errors import BusyError, CorruptError, NotSharedError
 from treering.serialization import to_bytes
 

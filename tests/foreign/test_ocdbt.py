@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tensorstore
 
-from treering._foreign.folder_files import FolderFiles
+from treering._foreign.foreign_tree import FolderFiles
 from treering._foreign.ocdbt import Stretch, Value, read_database
 from treering._values.checksums import crc32c
 from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError

@@ -210,7 +210,7 @@ class DescribedLeaves:
     def held_by(self, leaf: int) -> HeldBoxes:
         """Return the distinct boxes of a leaf that lies in files, and who holds each."""
         found = self.spread.get(leaf)
-        return tuple((source.box, (0,)) for source in self.sources[leaf]) if found is None else found
+        return tuple([(source.box, (0,)) for source in self.sources[leaf]]) if found is None else found
 
     def shared_by(self, leaf: int) -> HeldBoxes | None:
         """Return who holds which box of a leaf that others than process 0 hold; None for one that is process 0's.

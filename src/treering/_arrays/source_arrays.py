@@ -44,7 +44,7 @@ class SourceArray(BoxedArray):
         self._leaf = leaf
         self.shape = source.index.type_of(leaf).shape or ()
         self.dtype = source.arrays.dtype_of(leaf)
-        self.size = size_of(whole(self.shape))
+        self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
         self.checksum = xxhash.xxh3_64()
 
@@ -61,6 +61,8 @@ class SourceArray(BoxedArray):
 
     def _step(self) -> int:
         """Return how many items are read at once: of chunks that are read as a whole, whole rows of chunks."""
+        if self.nbytes <= _PIECE_BYTES:
+            return max(self.size, 1)
         few: int = _PIECE_BYTES // self.dtype.itemsize
         chunks = self._arrays.stored_chunks(self._leaf) if self.shape else ()
         if not chunks:
@@ -82,13 +84,13 @@ def describe_source(source: Source, part: Selection) -> DescribedLeaves:
     """Return a part of an opened tree as leaves that are to be saved; nothing is read yet."""
     index = source.index
     types: dict[LeafType, int] = {}
-    leaf_types = [types.setdefault(index.type_of(leaf), len(types)) for leaf in part.leaves]
+    leaf_types = [types.setdefault(index.types[index.leaf_types[leaf]], len(types)) for leaf in part.leaves]
     return DescribedLeaves(
         types=tuple(types),
         leaf_types=leaf_types,
         values={number: index.values[leaf] for number, leaf in enumerate(part.leaves) if leaf in index.values},
         sources=LeafSources(
-            {n: SourceArray(source, leaf) for n, leaf in enumerate(part.leaves) if index.type_of(leaf).stored}
+            {n: SourceArray(source, leaf) for n, leaf in enumerate(part.leaves) if leaf not in index.values}
         ),
         meshes=index.meshes,
     )

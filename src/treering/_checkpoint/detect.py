@@ -92,7 +92,7 @@ def other_folder(place: Path) -> OtherFolder | None:
     """
     if (other := name_folder(place)) is not None:
         return OtherFolder(other, _ITEMS_LOST if other == FOLDER_NAMES["_METADATA"] else READ_HERE)
-    names = sorted(itertools.islice(names_at(place), _NAMES_LISTED))
+    names = sorted(names_at(place, _NAMES_LISTED))
     for pattern, what, advise in _BY_PATTERN:
         found = [name for name in names if pattern.fullmatch(name)]
         if found and (hint := advise(place, found)) is not None:
@@ -127,7 +127,7 @@ def _pass_checkpoint(place: Path, found: list[str]) -> str | None:
 
 def _pass_snapshot(place: Path, found: list[str]) -> str | None:
     snapshots = place / found[0]
-    names = sorted(itertools.islice(names_at(snapshots), _NAMES_LISTED))
+    names = sorted(names_at(snapshots, _NAMES_LISTED))
     if not names or not any(is_seen(place / name) for name in ("blobs", "refs")):
         return None
     return f"pass the path of a snapshot, such as 'snapshots/{shorten(names[-1], _LONGEST_NAME)}' in it"
@@ -331,12 +331,12 @@ def find_foreign_folder(place: Path) -> ForeignForm | None:
 
 def readers_in(folder: Path) -> Iterator[ForeignReader]:
     """Yield the readers that a name in a folder calls for; the names are listed once."""
-    listed = set(itertools.islice(names_at(folder), _NAMES_LISTED))
+    listed = set(names_at(folder, _NAMES_LISTED))
     # A folder that cannot be listed may hold files all the same, and one with more names than were listed others.
     is_listed = 0 < len(listed) < _NAMES_LISTED
     for reader in _READERS:
-        is_named = not listed.isdisjoint(reader.names) or any(name.endswith(reader.suffixes) for name in listed)
-        if is_named or (not is_listed and any(is_seen(folder / name) for name in reader.names)):
+        named = listed.intersection(reader.names) or [name for name in listed if name.endswith(reader.suffixes)]
+        if named or (not is_listed and any(is_seen(folder / name) for name in reader.names)):
             yield reader
 
 
@@ -424,7 +424,10 @@ def _folder(place: Path) -> Form | ForeignForm:
     if any(find_at(place / name, follow=False) for name in (_LEAVES if searches else _LEAVES[:1])):
         _refuse_beside_leaves(place)
         return Form.LEAVES
-    is_run = bool(import_function("_runs.folder:has_run")(place))  # steps, or the document that a run keeps of them
+    names = names_at(place, _NAMES_LISTED) if searches else []
+    is_listed = 0 < len(names) < _NAMES_LISTED  # else a run may be there all the same
+    may_be_run = not is_listed or RUN_DOCUMENT in names or {*map(step_of_name, names)} != {None}
+    is_run = may_be_run and bool(import_function("_runs.folder:has_run")(place))
     if is_run and (not searches or is_seen(place / RUN_DOCUMENT)):
         return Form.RUN
     foreign = find_foreign_folder(place)
@@ -469,7 +472,7 @@ def _refuse_beside_leaves(place: Path) -> None:
     Raises:
         FormatError: it does. What reads one of the two by its name reads it still.
     """
-    names = list(names_at(place))
+    names = names_at(place)
     others = dict.fromkeys(_WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
     found = [others[name] for name in names if name in others and (at := find_at(place / name)) and at.is_file]
     if not found and any(step_of_name(name) is not None and find_index_at(place / name) for name in names):

@@ -63,8 +63,9 @@ _READERS: Final[Mapping[Form, FormFunctions]] = {
     Form.GZIP: _MSGPACK,
 }
 _REPLACED: Final = frozenset({Form.CHECKPOINT, Form.RUN, Form.LEAVES})
-_FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.foreign_tree:list_tree",
-                                "_foreign.foreign_tree:verify_tree")
+# These take the form first, as `detect` returns it.
+_FOREIGN: Final = FormFunctions("_foreign.grid_arrays:open_source", "_foreign.foreign_tree:list_tree",
+                                "_foreign.grid_arrays:verify_tree")
 # fmt: on
 
 
@@ -203,8 +204,10 @@ def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) ->
     with asking(once=True):
         form = detect(path)
         # What a save replaces while it is opened is looked at again.
-        with asking(once=form not in _REPLACED):
-            if function := getattr(_READERS[form] if isinstance(form, Form) else _FOREIGN, task):
+        with asking(once=False) if form in _REPLACED else contextlib.nullcontext():
+            if not isinstance(form, Form):
+                return import_function(getattr(_FOREIGN, task))(form, path, *given, **named)
+            if function := getattr(_READERS[form], task):
                 return import_function(function)(path, *given, **named)
             read = import_function(getattr(_READERS[Form.CHECKPOINT], task))
             return import_function("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))

@@ -142,6 +142,19 @@ def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
     return found
 
 
+def members(node: Any, what: str, **kinds: type) -> list[Any]:
+    """Return several members of a parsed object, of exactly these types; raises as `member` does.
+
+    Example:
+        >>> members({"n": 3, "name": "w"}, "the note", name=str, n=int)
+        ['w', 3]
+    """
+    found = [node.get(name) for name in kinds] if type(node) is dict else []
+    if list(map(type, found)) == list(kinds.values()):
+        return found
+    return [member(node, name, kind, what) for name, kind in kinds.items()]
+
+
 @contextlib.contextmanager
 def add_hint(hint: str) -> Iterator[None]:
     """Give an error for damage the hint, unless it has one.
@@ -424,7 +437,7 @@ def member_line(name: str, value: Any) -> str:
         >>> member_line("number", 7)
         '"number": 7'
     """
-    return f'"{name}": {json_text(value)}'
+    return f'"{name}": {_ENCODER.encode(value)}'
 
 
 def join_lines(lines: list[str]) -> bytes:

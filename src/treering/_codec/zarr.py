@@ -239,6 +239,16 @@ def _listed(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
 
+def is_stored(name: object) -> bool:
+    """Tell whether arrays of a dtype are stored as what they are.
+
+    Example:
+        >>> is_stored("bfloat16"), is_stored("uint4"), is_stored(None)
+        (True, False, False)
+    """
+    return isinstance(name, str) and name in _WRITTEN
+
+
 @functools.lru_cache(maxsize=256)
 def stored_dtype(name: str) -> str:
     """Return the dtype under which items of a dtype are stored: itself, or the unsigned int of its size.

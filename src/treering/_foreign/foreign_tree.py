@@ -1,47 +1,282 @@
-"""What a module that reads a foreign format returns, and what every verb does with it. Listings need no numpy."""
+"""What a module that reads a foreign format returns, the files that it reads, and what every verb does with both.
+
+Listings need no numpy.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
-import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
-from treering._checkpoint.detect import ForeignForm, detect
-from treering._foreign.folder_files import ForeignLeaf
-from treering._format.findings import Finding, Verification
+from treering._checkpoint.detect import ForeignForm
+from treering._codec.documents import decode_text, parse_json
+from treering._codec.zarr import ZarrArray
+from treering._format.findings import Finding
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
 from treering._format.listing import LeafRecord, Listing, list_index
-from treering._store.api import Reader
-from treering._store.resolve import is_seen, located, opened_store, resolved
-from treering._values.boxes import Box, boxes_of_range, size_of, whole
+from treering._store.api import Reader, remembered, require_range
+from treering._store.failures import naming
+from treering._store.open_folder import OpenedFiles
+from treering._store.resolve import find_at, is_seen, located, names_at, open_file, opened_store, resolved
+from treering._values.boxes import Box, boxes_of_range, size_of
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
-from treering._values.human import join_first
+from treering._values.human import join_first, pluralize
 from treering._values.keys import join_key
-from treering.errors import CorruptError, StoreError, UnsupportedError
+from treering.errors import CorruptError, NotFoundError, StoreError, UnsupportedError
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from treering._arrays.incoming import DataReader
-    from treering._arrays.source import Source
-    from treering._foreign.folder_files import FolderFiles
-    from treering._store.open_folder import OpenedFiles
-    from treering._view.progress import Progress
+
+ANOTHER_COPY: Final = "use another copy of the checkpoint"
+"""What to do about one that is damaged or incomplete."""
+
+_MOST_OPEN: Final = 128
+_LARGEST_DOCUMENT: Final = 256 << 20
+
+
+class ByteRange(NamedTuple):
+    """Bytes that can be read by place: those of a file, a part of one, or some in memory."""
+
+    size: int
+    """How many there are."""
+    read: Callable[[int, int], bytes]
+    """Returns so many bytes from an offset on; ``CorruptError`` where there are fewer. Any thread may call it."""
+    file: str | None = None
+    """Name of the file in which they lie as they are, if there is one."""
+    offset: int = 0
+    """Where they begin in it."""
+
+
+Fetch: TypeAlias = "Callable[[int], bytes | ByteRange | None]"
+"""Returns the bytes of a chunk by its number, or where they are; None where there is none. Any thread may call it."""
+
+
+class GridLeaf(NamedTuple):
+    """A leaf whose chunks have to be decoded."""
+
+    layout: ZarrArray
+    """Its shape, the shape of a chunk, and how the bytes of a chunk are encoded, in the terms of zarr v2."""
+    fetch: Fetch
+    """Returns the bytes of a chunk by its number in the grid."""
+    absent_is_zero: bool = False
+    """Whether a chunk that is not there is one of zeros, and not lost."""
+    located: bool = False
+    """Whether it is known where the chunks lie, without a look at any file."""
+
+
+class ForeignLeaf(NamedTuple):
+    """One leaf of a foreign tree."""
+
+    type: LeafType
+    """What it is."""
+    value: Any = None
+    """Its value, of a kind that is no array."""
+    pieces: Sequence[tuple[Box | None, int, int]] = ()
+    """Box, number of the file and offset of each part that lies raw; a leaf that has a grid has none."""
+    grid: GridLeaf | None = None
+    """How its chunks are decoded."""
+    crc: tuple[int, int] | None = None
+    """The CRC-32 of what is before a leaf that lies raw in one piece, and the CRC-32 of that and the leaf."""
+
+
+class FolderFiles:
+    """The files below a folder by their names, which are relative and lead nowhere else, by no link either.
+
+    Args:
+        place: the folder.
+        files: closes those that stay open.
+
+    Attributes:
+        opened: those that were opened.
+        threads: how many threads read faster than fewer.
+        nbytes: bytes of the files that stayed open.
+    """
+
+    def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
+        self.place = place
+        self._inside = resolved(place)
+        self._open: dict[str, Reader] = {}
+        self._files = files
+        self._lock = threading.Lock()
+        self._rows: dict[str, tuple[int, int]] = {}
+        self._listed: dict[str, frozenset[str]] = {}
+        self.opened = OpenedFiles(folder=place)
+        self.threads = 2
+        self.nbytes = 0
+
+    def has(self, name: str) -> bool:
+        """Tell whether anything is known to be there under a name; raises as `find`, but for the store."""
+        return not self._is_unlisted(name) and is_seen(self._place(name))
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none where it is not there."""
+        place = self._place(folder) if folder else self.place
+        found = remembered((FolderFiles.names, place), lambda: sorted(names_at(place)))
+        if found:  # else perhaps nobody may list it
+            self._listed[folder] = frozenset(found)
+        return found
+
+    def list_names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none in a file.
+
+        Raises:
+            NotFoundError: it is not there, where the store can tell.
+            CorruptError: the name leads out of the folder.
+            StoreError: the store refuses.
+        """
+        place = self._place(folder) if folder else self.place
+        is_file = contextlib.suppress(NotADirectoryError)
+        with naming(os.fspath(place), "read"), is_file, opened_store(place, quick=True) as store:
+            return sorted(store.names())
+        return []
+
+    def find(self, name: str) -> ByteRange | None:
+        """Return the bytes of a file; None where there is none.
+
+        Raises:
+            CorruptError: the name leads out of the folder.
+            StoreError: the store refuses.
+        """
+        try:
+            with self.open_file(name) as file:
+                return ByteRange(file.size, functools.partial(self.read, name), name)
+        except NotFoundError:
+            return None
+
+    def read(self, name: str, offset: int, count: int) -> bytes:
+        """Return bytes of a file.
+
+        Raises:
+            NotFoundError: it is not there.
+            CorruptError: it is shorter, or the name leads out of the folder.
+            StoreError: the store refuses.
+        """
+        with self.open_file(name) as file:
+            return file.read(offset, count)
+
+    def modified(self, name: str) -> float:
+        """Return when a file was written, in POSIX seconds; 0 where there is none.
+
+        Raises:
+            StoreError: the store refuses.
+        """
+        found = find_at(self._place(name))
+        return 0.0 if found is None else found.modified
+
+    def document(self, name: str, *, finite: bool = True) -> Any:
+        """Return the value of a JSON file; None where there is none. ``finite`` is as for ``parse_json``.
+
+        Raises:
+            CorruptError: it is no JSON, or too large.
+            StoreError: the store refuses.
+        """
+        try:
+            opened = self.open_file(name)
+        except NotFoundError:
+            return None
+        with opened as file:
+            if file.size > _LARGEST_DOCUMENT:
+                raise CorruptError(f"{name} has {pluralize(file.size, 'bytes')}, more than any tree needs")
+            data = file.read(0, file.size)
+        return parse_json(decode_text(data, name), name, finite=finite)
+
+    def number_of(self, found: ByteRange) -> int:
+        """Return the number that the file of a range has in `data_files`."""
+        number, end = self._rows.get(found.file or "", (len(self._rows), 0))
+        self._rows[found.file or ""] = number, max(end, found.offset + found.size)
+        return number
+
+    def data_files(self) -> tuple[list[DataFile], list[FolderFile]]:
+        """Return the files that have a number: as an index has them, up to the last range, and what reads them."""
+        ends = [(name, end) for name, (_, end) in self._rows.items()]
+        rows = [DataFile(name=name, nbytes=end, header=0, digest=None) for name, end in ends]
+        return rows, [FolderFile(self, name, end) for name, end in ends]
+
+    def open_file(self, name: str) -> contextlib.AbstractContextManager[Reader]:
+        """Open a file for a block; the first ones stay open behind it.
+
+        Raises:
+            NotFoundError: it is not there.
+            CorruptError: the name leads out of the folder, or another file had it before.
+            StoreError: the store refuses.
+        """
+        if (kept := self._open.get(name)) is not None:
+            return contextlib.nullcontext(kept)
+        if self._is_unlisted(name):
+            raise NotFoundError(f"there is no {name!r:.200} in {os.fspath(self.place)!r}")
+        place = self._place(name)
+        file = open_file(place)
+        try:
+            self.opened.add(place, file)
+        except CorruptError:
+            file.close()
+            raise
+        with self._lock:
+            if len(self._open) >= _MOST_OPEN or name in self._open:
+                return file
+            self._open[name] = self._files.enter_context(file)
+            self.threads = max(self.threads, file.threads)
+            self.nbytes += file.size
+        return contextlib.nullcontext(file)
+
+    def _is_unlisted(self, name: str) -> bool:
+        """Tell whether the names in its folder were listed, and it is none of them."""
+        folder, _, last = name.rpartition("/")
+        return folder in self._listed and last not in self._listed[folder]
+
+    def _place(self, name: str) -> Path:
+        parts = name.split("/")
+        if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+            raise CorruptError(f"the name {name!r:.200} leads out of the folder")
+        place = self.place.joinpath(*parts)
+        if not resolved(place).is_relative_to(self._inside):
+            hint = "treering follows no link out of a checkpoint"
+            raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
+        return place
+
+
+class FolderFile:
+    """A file of a folder with arrays that lie raw in it; it is opened when one is read."""
+
+    def __init__(self, files: FolderFiles, name: str, end: int) -> None:
+        self._files = files
+        self._name = name
+        self._end = end
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on."""
+        with self._files.open_file(self._name) as file:
+            file.read_into(jobs)
+
+    def refetch(self, _jobs: Sequence[tuple[int, memoryview]]) -> bool:
+        """Return False: there are no checksums."""
+        return False
+
+    def map(self) -> ReadableBuffer:
+        """Map the whole file, read-only."""
+        with self._files.open_file(self._name) as file:
+            require_range(file, 0, self._end)
+            return file.map()
+
 
 _SHOWN = 5
 _WINDOW = 8 << 20
 _BLOB = re.compile("[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA_1_DIGITS = 40
-# About so many bytes of arrays are checked at once.
-_TOGETHER = 32 << 20
 PARTLY: ContextVar[bool] = ContextVar("PARTLY", default=False)
 """Whether this is inside of `reading_partly`."""
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
@@ -202,20 +437,18 @@ def find_steps(path: str | os.PathLike[str], form: ForeignForm) -> ForeignSteps 
     return ForeignSteps(place, form, names) if names else None
 
 
-def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tuple[ForeignForm, ForeignTree]:
-    """Open the foreign tree at ``path`` by the module that reads its format.
+def open_tree(form: ForeignForm, path: str | os.PathLike[str], files: contextlib.ExitStack) -> ForeignTree:
+    """Open the foreign tree of a form at ``path`` by the module that reads it.
 
     Raises:
         CorruptError, FormatError, UnsupportedError: it is damaged, newer, or holds what treering cannot.
         StoreError: the store refuses.
     """
-    form = cast("ForeignForm", detect(path))
-    module = importlib.import_module(form.module)
-    tree = cast("ForeignTree", module.open_foreign(located(path), files))
+    tree = cast("ForeignTree", importlib.import_module(form.module).open_foreign(located(path), files))
     if tree.unread and not PARTLY.get():
         hint = "pass the path of an item in it that treering reads"
         raise UnsupportedError(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
-    return form, tree
+    return tree
 
 
 @contextlib.contextmanager
@@ -228,27 +461,10 @@ def reading_partly() -> Iterator[None]:
         PARTLY.reset(token)
 
 
-def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
-    """Open a foreign tree to read leaves; raises as `open_tree` does."""
-    _, tree = open_tree(path, files)
-    return make_source(tree, mapped=mapped)
-
-
-def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
-    """Return a foreign tree to read leaves of."""
-    from treering._arrays.source import Source
-    from treering._foreign.grid_arrays import ForeignArrays
-    from treering._store.open_folder import OpenedFiles
-
-    arrays = ForeignArrays(tree.index, tree.files, tree.leaves, mapped=mapped, threads=tree.threads)
-    opened = tree.opened or OpenedFiles(*(file for file in tree.files if isinstance(file, Reader)))
-    return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped, opened=opened)
-
-
-def list_tree(path: str | os.PathLike[str]) -> Listing:
+def list_tree(form: ForeignForm, path: str | os.PathLike[str]) -> Listing:
     """List a foreign tree; raises as `open_tree` does."""
     with contextlib.ExitStack() as files:
-        form, tree = open_tree(path, files)
+        tree = open_tree(form, path, files)
         listing = list_index(tree.index, form=form.value, files=(), file_bytes=_bytes_of_files(tree))
     return dataclasses.replace(listing, structured=tree.structured, notes=(f"format: {form.version}", *tree.notes))
 
@@ -260,48 +476,6 @@ def _bytes_of_files(tree: ForeignTree) -> int:
         with contextlib.suppress(StoreError), opened_store(folder, quick=True) as store:
             return sum(entry.size for entry in store.list())
     return tree.nbytes
-
-
-def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
-    """Read every array of a foreign tree: damage that can be seen is a finding. Raises as `open_tree` does."""
-    shown = os.fspath(path)
-    findings: list[Finding] = []
-    done = 0
-    with contextlib.ExitStack() as files:
-        try:
-            tree = open_tree(path, files)[1]
-            source = make_source(tree, mapped=False)
-        except CorruptError as error:
-            key = join_key(error.path) if error.path else None
-            finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")
-            return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
-        index = source.index
-        stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
-        ends = itertools.accumulate(leaf_bytes(index.type_of(leaf)) for leaf in stored)
-        for _, group in itertools.groupby(zip(stored, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
-            some, sums = zip(*group, strict=True)
-            findings.extend(_read_together(source, some, shown))
-            done = sums[-1]
-            if progress is not None:
-                progress(done, done)
-        hashed = compare_hashes(tree.files, findings)
-    found, leaves, checked = tuple(findings), len(index.keys), index.verified
-    nbytes, note = (done, None) if checked else (0, "; ".join((hashed or tree.checks, *tree.notes)))
-    return Verification(path=shown, findings=found, leaves=leaves, nbytes=nbytes, checked=checked, note=note)
-
-
-def _read_together(source: Source, leaves: Sequence[int], shown: str) -> Iterator[Finding]:
-    """Read some leaves, those of a damaged group once more by themselves; yield what is wrong with which."""
-    from treering._arrays.incoming import ReadRequest
-
-    try:
-        source.arrays.read([ReadRequest(leaf, [whole(source.index.type_of(leaf).shape or ())]) for leaf in leaves])
-    except CorruptError as error:
-        if len(leaves) == 1:
-            key, problem = source.index.keys[leaves[0]], f"is damaged: {error}"
-            yield Finding(key=key, file=shown, start=None, stop=None, problem=problem)
-        for leaf in leaves if len(leaves) > 1 else ():
-            yield from _read_together(source, [leaf], shown)
 
 
 def compare_hashes(files: Sequence[object], findings: list[Finding]) -> str | None:
@@ -376,10 +550,8 @@ _FREE_STEPS: Final = 1 << 20
 _STEP_RATIO: Final = 64
 
 
-@dataclasses.dataclass(slots=True)
-class _Branch:
-    listed: bool
-    children: dict[str, Any] = dataclasses.field(default_factory=dict)
+class _Items(dict[str, Any]):
+    """The items of a list by their indices; the children of a dict are in a dict itself."""
 
 
 def build_tree(
@@ -403,20 +575,21 @@ def build_tree(
         >>> keys, [token if isinstance(token, int) else token.node for token in structure]
         (['a/0', 'b'], ['dict', 'list', 2])
     """
-    top = _Branch(listed=False)
+    top: dict[str, Any] = {}
     for path, leaf in entries:
         if len(path) > MAX_LEVELS:
             raise UnsupportedError(f"containers are nested more than {MAX_LEVELS} levels deep")
         here, key = top, ""
         for name, listed in path:
-            below = here.children.setdefault(key, _Branch(listed))
-            if not isinstance(below, _Branch) or below.listed != listed:
+            kind = _Items if listed else dict
+            below = here.setdefault(key, kind())
+            if type(below) is not kind:
                 raise _clash(path)
             here, key = below, name
-        if key in here.children:
+        if key in here:
             raise _clash(path)
-        here.children[key] = leaf
-    return _flatten(top.children.get("", EMPTY["Dict"]), containers or {})
+        here[key] = leaf
+    return _flatten(top.get("", EMPTY["Dict"]), containers or {})
 
 
 def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
@@ -433,26 +606,21 @@ def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str],
             leaves.append(node)
             count_leaf(structure)
         else:
-            names = _ordered(node, trail)
-            places: tuple[Any, ...] = tuple(range(len(names))) if node.listed else tuple(names)
-            head = Container(node="list" if node.listed else "dict", keys=places)
+            names, listed = list(node), isinstance(node, _Items)
+            if listed:
+                names = [str(number) for number in range(len(node))]
+                if missing := [name for name in names if name not in node]:
+                    raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
+            places: tuple[Any, ...] = tuple(range(len(names))) if listed else tuple(names)
+            head = Container(node="list" if listed else "dict", keys=places)
             if (known := containers.get(trail)) is not None:
                 if sorted(known.keys) != sorted(places):
                     what = f"the {known.node} {join_key(trail)!r:.200}"
                     raise CorruptError(f"{what} has other children than are recorded of it")
                 head, names = known, [str(place) for place in known.keys]
             structure.append(head)
-            waiting.extend(((*trail, name), node.children[name]) for name in reversed(names))
+            waiting.extend([((*trail, name), node[name]) for name in reversed(names)])
     return structure, keys, leaves
-
-
-def _ordered(branch: _Branch, trail: Sequence[str]) -> list[str]:
-    if not branch.listed:
-        return list(branch.children)
-    names = [str(number) for number in range(len(branch.children))]
-    if missing := [name for name in names if name not in branch.children]:
-        raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
-    return names
 
 
 def _clash(path: Sequence[Step]) -> CorruptError:

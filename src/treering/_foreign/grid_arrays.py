@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import itertools
+import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, allocate_rooms, dtype_in, stored_chunks
-from treering._arrays.jobs import Job, Progress, Tally, Work, group_near, run_all
+from treering._arrays.jobs import Job, Tally, Work, group_near, run_all
+from treering._arrays.source import Source
+from treering._checkpoint.detect import ForeignForm
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
-from treering._foreign.folder_files import ByteRange, ForeignLeaf
+from treering._foreign.foreign_tree import ByteRange, ForeignLeaf, ForeignTree, compare_hashes, open_tree
+from treering._format.findings import Finding, Verification
+from treering._format.index import leaf_bytes
 from treering._plan.load import StoredChunk
+from treering._store.api import Reader
+from treering._store.open_folder import OpenedFiles
 from treering._values.boxes import Box, find_cover_error, intersection, relative, shape_of, size_of, slices, whole
 from treering._values.checksums import require_crc
 from treering._values.human import pluralize
-from treering._values.keys import naming_leaf
+from treering._values.keys import join_key, naming_leaf
+from treering._view.progress import Progress
 from treering.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -36,6 +47,8 @@ _SMALL_BYTES: Final = 64 << 10
 _FAR_WINDOW: Final = 8 << 20
 _FAR_GAP: Final = 1 << 20
 _CRC_BYTES: Final = 4 << 20
+# About so many bytes of arrays are checked at once.
+_TOGETHER: Final = 32 << 20
 
 
 class _Encoded(NamedTuple):
@@ -123,14 +136,18 @@ class ForeignArrays:
         for request, dtype in encoded:
             layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
             covering, grid = find_chunks(layout, request), self._grids[request.leaf]
+            planned = plan_decoding(layout, request, covering, dtype, read)
+            if not (self._is_far and grid.located):
+                jobs += planned
+                continue
             with naming_leaf(self._index.keys[request.leaf]):
-                for chunk, planned in zip(covering, plan_decoding(layout, request, covering, dtype, read), strict=True):
-                    found = grid.fetch(chunk) if self._is_far and grid.located else None
+                for chunk, pair in zip(covering, planned, strict=True):
+                    found = grid.fetch(chunk)
                     if isinstance(found, ByteRange) and found.size <= _FAR_WINDOW:
                         number = files.setdefault(found.file, len(files))
-                        near.append(_Encoded(number, found.offset, found.size, found, (request.leaf, chunk), *planned))
+                        near.append(_Encoded(number, found.offset, found.size, found, (request.leaf, chunk), *pair))
                     else:
-                        jobs.append(planned)
+                        jobs.append(pair)
         for group in group_near(near, gap=_FAR_GAP, most=_FAR_WINDOW):
             work.jobs.append(functools.partial(self._decode_group, group))
             work.nbytes += sum(piece.decoded for piece in group)
@@ -174,7 +191,7 @@ class ForeignArrays:
 
     def _layout(self, leaf: int) -> ZarrArray:
         layout = self._grids[leaf].layout
-        if (count := chunk_count(layout)) > _MOST_CHUNKS:
+        if layout.chunks != layout.shape and (count := chunk_count(layout)) > _MOST_CHUNKS:
             with naming_leaf(self._index.keys[leaf]):
                 what = f"it lies in {pluralize(count, 'chunks')}, more than {_MOST_CHUNKS}"
                 raise UnsupportedError(what, hint="write larger chunks")
@@ -193,9 +210,11 @@ class ForeignArrays:
         grid = self._grids[leaf]
         with naming_leaf(self._index.keys[leaf]):
             found = self._fetched.pop((leaf, chunk), None) or grid.fetch(chunk)
-            if found is not None:
-                data = _Sequence(found, _FAR_WINDOW if self._is_far else 0)
-                decode(grid.layout, data.read, data.size, view_as_stored(grid.layout, into))
+            if isinstance(found, bytes):
+                decode(grid.layout, io.BytesIO(found).read, len(found), view_as_stored(grid.layout, into))
+            elif found is not None:
+                read = io.BufferedReader(_ChunkFile(found), max(1, min(found.size, _FAR_WINDOW))).read
+                decode(grid.layout, read, found.size, view_as_stored(grid.layout, into))
             elif grid.absent_is_zero:
                 into[...] = np.zeros((), into.dtype)
             else:
@@ -203,24 +222,21 @@ class ForeignArrays:
                 raise CorruptError(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
 
 
-class _Sequence:
-    """The bytes of a chunk from its beginning on; those that lie in a file are read as they are wanted."""
+class _ChunkFile(io.RawIOBase):
+    """The bytes of a chunk that lies in a file, from its beginning on."""
 
-    def __init__(self, found: bytes | ByteRange, window: int) -> None:
+    def __init__(self, found: ByteRange) -> None:
         self._found = found
-        self._window = window
-        self._held, self._at, self._next = (found, 0, len(found)) if isinstance(found, bytes) else (b"", 0, 0)
-        self.size = len(found) if isinstance(found, bytes) else found.size
+        self._at = 0
 
-    def read(self, count: int) -> bytes:
-        """Return the next bytes, of which there are so many."""
-        if self._at + count > len(self._held) and isinstance(self._found, ByteRange):
-            rest = self._held[self._at :]
-            more = min(max(count - len(rest), self._window), self.size - self._next)
-            self._held, self._at = rest + self._found.read(self._next, more), 0
-            self._next += more
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        count = min(len(into), self._found.size - self._at)
+        into[:count] = self._found.read(self._at, count)
         self._at += count
-        return self._held[self._at - count : self._at]
+        return count
 
 
 def _crc_of_boxes(request: ReadRequest, sides: Box, crc: int) -> int:
@@ -235,3 +251,57 @@ def _crc_of_boxes(request: ReadRequest, sides: Box, crc: int) -> int:
                 data[slices(relative(cut, slab))] = array[slices(relative(cut, box))]
         crc = zlib.crc32(data.reshape(-1).view(np.uint8), crc)
     return crc
+
+
+def open_source(
+    form: ForeignForm, path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool
+) -> Source:
+    """Open a foreign tree to read leaves; raises as `open_tree` does."""
+    return make_source(open_tree(form, path, files), mapped=mapped)
+
+
+def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
+    """Return a foreign tree to read leaves of."""
+    arrays = ForeignArrays(tree.index, tree.files, tree.leaves, mapped=mapped, threads=tree.threads)
+    opened = tree.opened or OpenedFiles(*(file for file in tree.files if isinstance(file, Reader)))
+    return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped, opened=opened)
+
+
+def verify_tree(form: ForeignForm, path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Read every array of a foreign tree: damage that can be seen is a finding. Raises as `open_tree` does."""
+    shown = os.fspath(path)
+    findings: list[Finding] = []
+    done = 0
+    with contextlib.ExitStack() as files:
+        try:
+            tree = open_tree(form, path, files)
+            source = make_source(tree, mapped=False)
+        except CorruptError as error:
+            key = join_key(error.path) if error.path else None
+            finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")
+            return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
+        index = source.index
+        stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
+        ends = itertools.accumulate(leaf_bytes(index.type_of(leaf)) for leaf in stored)
+        for _, group in itertools.groupby(zip(stored, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
+            some, sums = zip(*group, strict=True)
+            findings.extend(_read_together(source, some, shown))
+            done = sums[-1]
+            if progress is not None:
+                progress(done, done)
+        hashed = compare_hashes(tree.files, findings)
+    found, leaves, checked = tuple(findings), len(index.keys), index.verified
+    nbytes, note = (done, None) if checked else (0, "; ".join((hashed or tree.checks, *tree.notes)))
+    return Verification(path=shown, findings=found, leaves=leaves, nbytes=nbytes, checked=checked, note=note)
+
+
+def _read_together(source: Source, leaves: Sequence[int], shown: str) -> Iterator[Finding]:
+    """Read some leaves, those of a damaged group once more by themselves; yield what is wrong with which."""
+    try:
+        source.arrays.read([ReadRequest(leaf, [whole(source.index.type_of(leaf).shape or ())]) for leaf in leaves])
+    except CorruptError as error:
+        if len(leaves) == 1:
+            key, problem = source.index.keys[leaves[0]], f"is damaged: {error}"
+            yield Finding(key=key, file=shown, start=None, stop=None, problem=problem)
+        for leaf in leaves if len(leaves) > 1 else ():
+            yield from _read_together(source, [leaf], shown)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, decode_text, member
-from treering._foreign.folder_files import ForeignLeaf
-from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
 from treering._format.index import Container, DataFile, Index
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader, Store
@@ -180,12 +179,13 @@ def _join(
         for name, (file, part) in shards.items()
     ]
     told = {name: value for name, value in about.items() if type(value) in (int, str)} if type(about) is dict else {}
+    left = {"tied to others, and in no file": ties, "in several files, read from the one that the index names": twice}
     readers = [file for file, _ in shards.values()]
     return ForeignTree(
         index=build_index(structure, keys, list(found.values()), rows, {**told, **_describe(config)}),
         files=readers,
         nbytes=sum(file.size for file in readers),
-        notes=_notes(ties, twice),
+        notes=[f"{what}: {join_first(names, _SHOWN)}" for what, names in left.items() if names],
         threads=max((file.threads for file in readers), default=Reader.threads),
     )
 
@@ -212,11 +212,6 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
     architectures = [name for name in names if type(name) is str] if type(names) is list else []
     told = {"architectures": architectures, "model_type": kind if type(kind) is str else None}
     return {name: value for name, value in told.items() if value not in (None, [])}
-
-
-def _notes(ties: Sequence[str], twice: Sequence[str]) -> list[str]:
-    told = {"tied to others, and in no file": ties, "in several files, read from the one that the index names": twice}
-    return [f"{what}: {join_first(names, _SHOWN)}" for what, names in told.items() if names]
 
 
 def _some(names: Sequence[str]) -> str:

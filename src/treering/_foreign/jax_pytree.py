@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
-from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles, ForeignLeaf
-from treering._foreign.foreign_tree import ForeignTree, count_leaf, folder_tree
+from treering._foreign.foreign_tree import ANOTHER_COPY, FolderFiles, ForeignLeaf, ForeignTree, count_leaf, folder_tree
 from treering._foreign.ocdbt import MANIFEST, Value, memory_limit, read_database
 from treering._foreign.zarr_leaves import find_jax_array, finder
 from treering._format.index import Container, LeafType, Token

@@ -18,8 +18,16 @@ from typing import Any, Final
 
 from treering._checkpoint.detect import holds_arrays
 from treering._codec.documents import member, show
-from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles, ForeignLeaf
-from treering._foreign.foreign_tree import ForeignStep, ForeignTree, Step, build_tree, folder_tree
+from treering._foreign.foreign_tree import (
+    ANOTHER_COPY,
+    FolderFiles,
+    ForeignLeaf,
+    ForeignStep,
+    ForeignTree,
+    Step,
+    build_tree,
+    folder_tree,
+)
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
 from treering._foreign.zarr_leaves import ZARR2, ZARR3, find_jax_array, finder
 from treering._format.index import LIMIT, Container

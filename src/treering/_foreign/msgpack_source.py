@@ -206,8 +206,7 @@ def index_records(root: Any) -> Index:
         (['w', 'step'], (3,), {1: 1})
     """
     # Only here: `treering.serialization` reads bytes, and needs nothing of what opens trees of others.
-    from treering._foreign.folder_files import ForeignLeaf
-    from treering._foreign.foreign_tree import build_index, leaf_of_record
+    from treering._foreign.foreign_tree import ForeignLeaf, build_index, leaf_of_record
 
     structure, keys, found = _flatten(root)
     leaves = [

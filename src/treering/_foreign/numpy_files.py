@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import io
 import itertools
 import math
@@ -23,8 +22,7 @@ from typing import Final, NamedTuple
 
 from treering._checkpoint.detect import EQUINOX, READ_EQUINOX
 from treering._codec.zarr import ZarrArray
-from treering._foreign.folder_files import ForeignLeaf, GridLeaf
-from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, GridLeaf, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._store.api import Reader, remembered, require_range
@@ -147,9 +145,6 @@ class _Window(io.RawIOBase):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._file.size - self._at)
         count = left if size < 0 else min(size, left)
@@ -163,7 +158,7 @@ class _Window(io.RawIOBase):
 
 
 def _list_entries(file: Reader) -> list[zipfile.ZipInfo]:
-    return remembered((_list_entries, file.path, file.version), functools.partial(_read_entries, file))
+    return remembered((_list_entries, file.path, file.version), lambda: _read_entries(file))
 
 
 def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
@@ -174,10 +169,8 @@ def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
     if len(entries := archive.infolist()) > _MOST_ENTRIES:
         raise CorruptError(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
     # zipfile does not count them, and passes over those behind an entry that says that it is longer.
-    at = archive.start_dir + sum(
-        _LISTED_BYTES + len(_name_bytes(entry)) + len(entry.extra) + len(entry.comment) for entry in entries
-    )
-    window.seek(at)
+    rest = [len(_name_bytes(entry)) + len(entry.extra) + len(entry.comment) for entry in entries]
+    window.seek(archive.start_dir + _LISTED_BYTES * len(entries) + sum(rest))
     end = window.read(_LARGE_END_BYTES)
     count = end[32:40] if end.startswith(b"PK\x06\x06") else end[10:12] if end.startswith(b"PK\x05\x06") else b""
     if len(entries) != int.from_bytes(count, "little"):

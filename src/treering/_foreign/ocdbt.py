@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from treering._codec.compression import zstd_decompress_unsized
-from treering._codec.documents import decode_text
-from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles
+from treering._foreign.foreign_tree import ANOTHER_COPY, FolderFiles
 from treering._values.checksums import crc32c
 from treering._values.human import pluralize
 from treering.errors import CorruptError, StoreError, UnsupportedError
@@ -112,11 +111,9 @@ class _Database:
         name = self.folder + MANIFEST
         with self.files.open_file(name) as manifest:
             body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
-        body.take(16)
-        if body.take(1) != b"\0":
+        if body.take(17)[16]:
             raise UnsupportedError(f"{name}: its manifests are numbered files", hint="Orbax writes one manifest")
-        body.varint()
-        self._largest = min(body.varint(), _LARGEST_NODE)
+        self._largest = min(body.varints(2)[1], _LARGEST_NODE)
         arity = body.take(1)[0]
         if body.varint():
             body.take(4)
@@ -151,7 +148,9 @@ class _Database:
         shared = [0, *body.varints(count - 1, _LONGEST_NAME)]
         own = body.varints(count, _LONGEST_NAME)
         common = body.varints(count, _LONGEST_NAME) if height else ()
-        self._take(sum(shared) + sum(own) + count * (_ENTRY_BYTES + len(prefix)), body)
+        self._taken += sum(shared) + sum(own) + count * (_ENTRY_BYTES + len(prefix))
+        if self._taken > memory_limit(self._read):
+            raise body.error("its keys take far more memory than it has bytes")
         keys = body.names(shared, own)
         if not height:
             self._take_values(prefix, keys, table, body)
@@ -169,18 +168,23 @@ class _Database:
             raise body.error("a value is of an unknown kind")
         far = kinds.count(1)
         ids, offsets = iter(body.varints(far)), iter(body.varints(far))
-        what = f"{body.what}: a key"
+        small = body.take(sum([length for length, kind in zip(lengths, kinds, strict=True) if not kind]))
+        at = 0
         for key, length, kind in zip(keys, lengths, kinds, strict=True):
             full = prefix + key
             if self._last is not None and full <= self._last:
                 raise body.error("its keys are not in order")
             self._last = full
-            name = decode_text(full, what)
+            try:
+                name = full.decode()
+            except UnicodeDecodeError:
+                raise body.error("a key is not UTF-8") from None
             if kind:
                 path = body.pick(table, next(ids)).path.decode("ascii")
                 self.found[name] = Stretch(self.folder + path, next(offsets), length)
             else:
-                self.found[name] = body.take(length)
+                self.found[name] = small[at : at + length]
+                at += length
 
     def _unwrap(self, data: bytes, magic: int, what: str) -> _Body:
         """Check a manifest or node as a whole, and return what is in it."""
@@ -199,14 +203,9 @@ class _Database:
                 return body
             case 1:
                 most = min(self._largest, memory_limit(size))
-                return _Body(zstd_decompress_unsized(body.rest(), most), what)
+                return _Body(zstd_decompress_unsized(body.take(body.left), most), what)
             case other:
                 raise UnsupportedError(f"{what} is compressed by method {other}, not by zstd")
-
-    def _take(self, nbytes: int, body: _Body) -> None:
-        self._taken += nbytes
-        if self._taken > memory_limit(self._read):
-            raise body.error("its keys take far more memory than it has bytes")
 
 
 class _Body:
@@ -227,9 +226,9 @@ class _Body:
             raise self.error("it ends too early")
         return self._data[start:stop]
 
-    def rest(self) -> bytes:
-        """Return all that was not taken yet."""
-        return self._data[self._at :]
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
 
     def varint(self) -> int:
         return self.varints(1)[0]
@@ -263,11 +262,12 @@ class _Body:
     def names(self, shared: list[int], own: list[int]) -> list[bytes]:
         """Return texts of which each has its first bytes in common with the one before."""
         found: list[bytes] = []
-        before = b""
+        data, at, before = self.take(sum(own)), 0, b""
         for same, more in zip(shared, own, strict=True):
             if same > len(before) or same + more > _LONGEST_NAME:
                 raise self.error("a key is longer than it may be")
-            before = before[:same] + self.take(more)
+            before = before[:same] + data[at : at + more]
+            at += more
             found.append(before)
         return found
 

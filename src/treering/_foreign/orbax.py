@@ -13,18 +13,21 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from treering._codec.documents import decode_text, member, parse_json, show
+from treering._codec.documents import decode_text, member, members, parse_json, show
 from treering._codec.msgpack.scan import WINDOW_BYTES
-from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, FolderFiles, ForeignLeaf
 from treering._foreign.foreign_tree import (
+    ANOTHER_COPY,
     EMPTY,
     PARTLY,
+    ByteRange,
     Containers,
     Entry,
+    FolderFiles,
+    ForeignLeaf,
     ForeignStep,
     ForeignTree,
     Step,
@@ -35,8 +38,8 @@ from treering._foreign.foreign_tree import (
     most_steps,
     nested_leaves,
 )
-from treering._foreign.ocdbt import MANIFEST, Value, read_database
-from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
+from treering._foreign.ocdbt import MANIFEST, read_database
+from treering._foreign.zarr_leaves import find_array, finder
 from treering._format.index import LARGE_VALUE, MAX_LEVELS, Container, LeafType
 from treering._format.leaf_values import decode_type, from_base64
 from treering._format.listing import LeafRecord, list_msgpack
@@ -72,24 +75,26 @@ STEP_METADATA: Final = "_CHECKPOINT_METADATA"
 """The file with what is known of a step or of a checkpoint as a whole."""
 
 _V1: Final = "orbax.checkpoint"
-_COMMITTED: Final = "commit_success.txt"
+COMMITTED: Final = "commit_success.txt"
+"""The file that says that a folder is whole, where it has no rename to say so."""
 _ROOT_METADATA: Final = "metadata/_ROOT_METADATA"
 _UNCOMMITTED: Final = re.compile(r".*\.orbax-checkpoint-tmp(-[0-9]+)?")
 _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 # Steps of flax may be any numbers, which Orbax's are not.
 _NOT_WHOLE: Final = re.compile(r".*[0-9](\.|e[-+]?)[0-9]+|.*_-[0-9]+")
-_METRICS: Final = "metrics"
+METRICS: Final = "metrics"
+"""The item with what was measured at a step."""
 GRAIN: Final = "process_0-of-1.json"
 """Where the state of an iterator of grain is, in a job of one process."""
-_JSON_FILES: Final = ("metadata", _METRICS, GRAIN)
+_JSON_FILES: Final = ("metadata", METRICS, GRAIN)
 _GRAIN_OF_MANY: Final = re.compile(r"process_[0-9]+-of-([0-9]+)\.json")
 _RANDOM_KEYS: Final = ("jax_random_key/", "np_random_key/")
 _TAIL: Final = 4096
 _SHOWN_STEPS: Final = 20
 # What lies in an item beside items, whose looks would each be a request in a bucket.
-_NO_ITEMS: Final = frozenset({STEP_METADATA, _COMMITTED, _V1, "d", "array_metadatas"})
-_MARKS: Final = frozenset({METADATA, MSGPACK, STEP_METADATA, _COMMITTED, _V1, "default"})
-_STEP_MARKS: Final = frozenset({STEP_METADATA, _COMMITTED})
+_NO_ITEMS: Final = frozenset({STEP_METADATA, COMMITTED, _V1, "d", "array_metadatas"})
+_MARKS: Final = frozenset({METADATA, MSGPACK, STEP_METADATA, COMMITTED, _V1, "default"})
+_STEP_MARKS: Final = frozenset({STEP_METADATA, COMMITTED})
 _TIMES: Final = ("init_timestamp_nsecs", "commit_timestamp_nsecs")
 _LARGEST_INT: Final = 1 << 1023
 
@@ -143,8 +148,8 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         shown = found.steps[-_SHOWN_STEPS:]
         listed = ", ".join([*(["..."] if len(shown) < len(found.steps) else []), *shown])
         notes.insert(0, f"a root with the steps {listed}; this is {found.folder.rstrip('/')}")
-    if not has_renames(place) and not folder.has(found.folder + _COMMITTED):
-        notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
+    if not has_renames(place) and not folder.has(found.folder + COMMITTED):
+        notes.append(f"it has no {COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
     # A run has a place for them, beside its trees; elsewhere they are metadata, and change the path of no leaf.
     grain = {name: path for name, path in found.documents.items() if path.endswith(GRAIN) and PARTLY.get()}
     others = {name: path for name, path in found.documents.items() if name not in grain}
@@ -152,8 +157,8 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     alone = len(items) + len(grain) == 1
     parts = {name: item.entries for name, item in items.items()}
     parts |= {name: grain_entries(folder.document(path)) for name, path in grain.items()}
-    entries = ((path if alone else [(name, False), *path], leaf) for name, part in parts.items() for path, leaf in part)
-    heads = ((name, path, head) for name, item in items.items() for path, head in item.containers.items())
+    entries = [(path if alone else [(name, False), *path], leaf) for name, part in parts.items() for path, leaf in part]
+    heads = [(name, path, head) for name, item in items.items() for path, head in item.containers.items()]
     tree = build_tree(entries, {path if alone else (name, *path): head for name, path, head in heads})
     return folder_tree(folder, *tree, metadata=metadata, notes=notes, unread=_find_unknown(folder, found))
 
@@ -197,15 +202,15 @@ def describe_step(place: Path, name: str) -> ForeignStep:
         read: dict[str, Any] = {}
         for item, path in found.documents.items():
             try:
-                read[item] = files.document(path, finite=item != _METRICS)
+                read[item] = files.document(path, finite=item != METRICS)
             except CorruptError as error:
                 losses[item] = f"the item {item!r} cannot be read: {error.message}"
         noted, root = files.document(folder + STEP_METADATA), files.document(_ROOT_METADATA)
         times: list[Any] = [noted.get(time) if type(noted) is dict else None for time in _TIMES]
         is_known = type(times[0]) is int and 0 < times[0] < 1 << 63
         saved = times[0] / 1e9 if is_known else files.modified(folder + names[0])
-    metrics, others = _divide_metrics(read.get(_METRICS))
-    metadata = {_METRICS: others} if others else {}
+    metrics, others = _divide_metrics(read.get(METRICS))
+    metadata = {METRICS: others} if others else {}
     metadata |= {"custom_metadata": custom} if (custom := _custom_of(root)) is not None else {}
     return ForeignStep(saved, repr((times, saved)), metrics, metadata, losses)
 
@@ -266,7 +271,7 @@ def _numbered(files: FolderFiles, names: list[str]) -> list[tuple[int, str]]:
     )
     if has_renames(files.place):
         return steps
-    return [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+    return [(number, name) for number, name in steps if files.has(f"{name}/{COMMITTED}")]
 
 
 def _require_whole(files: FolderFiles, steps: Iterable[str]) -> None:
@@ -420,36 +425,11 @@ class OrbaxItem(NamedTuple):
     """What could not be read, and is not needed."""
 
 
-class _Row(NamedTuple):
-    """What is said of a leaf."""
-
-    path: Sequence[Step]
-    name: str
-    kind: str
-    skipped: Any = None
+_Row: TypeAlias = tuple[Sequence[Step], str, str, Any]
+"""The path of a leaf, its name, its type, and whether it has no data."""
 
 
-class _Arrays(NamedTuple):
-    """What is said of all arrays of an item."""
-
-    files: FolderFiles
-    folder: str
-    values: Mapping[str, Value] | None
-    zarr3: bool | None
-    absent_is_zero: bool
-    shardings: Mapping[str, str]
-    impls: Mapping[str, str]
-    strings: Mapping[str, Any]
-
-    def array(self, name: str) -> ZarrLeaf:
-        find = finder(self.files, self.folder, self.values, name)
-        for zarr3 in (False, True) if self.zarr3 is None else (self.zarr3,):
-            if (found := find_array(find, zarr3=zarr3)) is not None:
-                return found._replace(located=self.values is not None and found.is_apart)
-        raise CorruptError(f"the array {name!r:.200} is missing", hint=ANOTHER_COPY)
-
-
-def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
+def read_item(files: FolderFiles, folder: str) -> OrbaxItem:
     """Return what the item in a folder holds.
 
     Args:
@@ -462,100 +442,109 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         StoreError: the store refuses.
     """
     node = files.document(folder + METADATA)
-    old: list[tuple[Sequence[Step], ForeignLeaf | Container | str]] = []
+    rows: list[_Row] = []
+    beside: dict[tuple[str, ...], ForeignLeaf | Container] = {}
     containers: Containers = {}
     if (found := find_msgpack(files, folder)) is not None:
         root = list_msgpack(found.read(0, min(found.size, WINDOW_BYTES)), found.size, found.read).root
         leaves, containers = nested_leaves(root, most_steps(found.size), found.file)
-        old = [(path, _leaf_of_msgpack(leaf, files, found)) for path, leaf in leaves]
+        for where, value in leaves:
+            leaf = _leaf_of_msgpack(value, files, found)
+            rows.append((where, leaf if isinstance(leaf, str) else "", "np.ndarray", None))
+            if not isinstance(leaf, str):
+                beside[keys_of(where)] = leaf
     is_old = node is None and found is not None
     node = {"tree_metadata": {}} if is_old else node
     tree = member(node, "tree_metadata", dict, METADATA)
-    in_database = node.get("use_ocdbt")
-    if in_database is None:
-        in_database = files.has(folder + MANIFEST)
     notes: list[str] = []
-    arrays = _Arrays(
-        files=files,
-        folder=folder,
-        # An item without arrays has no database.
-        values=(read_database(files, folder) if files.has(folder + MANIFEST) else {}) if in_database else None,
-        zarr3=None if is_old else bool(node.get("use_zarr3")),
-        absent_is_zero=node.get("store_array_data_equal_to_fill_value") is not True,
-        shardings=_read_shardings(files, folder, notes),
-        impls=_read_key_impls(files, folder),
-        strings=files.document(folder + "_strings.json") or {},
-    )
-    beside = {keys_of(path): leaf for path, leaf in old if not isinstance(leaf, str)}
-    rows = [_Row(path, leaf if isinstance(leaf, str) else "", "np.ndarray") for path, leaf in old]
+    arrays = _Arrays(files, folder, node, notes, is_old=is_old)
     if not is_old:
-        rows = list(map(_row_of, tree.values()))
+        rows = [_row_of(entry) for entry in tree.values()]
         text = node.get("value_metadata_tree")
         containers = read_containers(text) if type(text) is str else {}
-    return OrbaxItem(_list_entries(arrays, rows, beside), containers, _custom_of(node) or {}, notes)
-
-
-def _list_entries(
-    arrays: _Arrays, rows: Sequence[_Row], beside: Mapping[tuple[str, ...], ForeignLeaf | Container]
-) -> list[Entry]:
-    """Return the leaves; values that lie in the file of an old item are taken from there."""
-    entries: list[Entry] = []
-    arrays_by_name = collections.Counter(name for _, name, kind, _ in rows if kind not in _WITHOUT_ARRAY)
+    arrays_by_name = collections.Counter([name for _, name, kind, _ in rows if kind not in _WITHOUT_ARRAY])
     shared = {name for name, count in arrays_by_name.items() if count > 1}
-    path: Sequence[Step] = ()
-    try:
-        for path, name, kind, skipped in rows:
-            leaf = beside.get(keys_of(path)) if beside else None
-            entries.append((path, leaf or _leaf(arrays, name, kind, skipped=skipped, shared=name in shared)))
-    except TreeringError as error:
-        error.path = keys_of(path)
-        raise
-    return entries
+    entries: list[Entry] = []
+    for path, name, kind, skipped in rows:
+        try:
+            known = beside.get(keys_of(path)) if beside else None
+            entries.append((path, known or arrays.leaf(name, kind, skipped=skipped, shared=name in shared)))
+        except TreeringError as error:
+            error.path = keys_of(path)
+            raise
+    return OrbaxItem(entries, containers, _custom_of(node) or {}, notes)
 
 
 def _row_of(entry: Any) -> _Row:
-    path = []
-    for part in member(entry, "key_metadata", list, METADATA):
-        kind = member(part, "key_type", int, METADATA)
+    parts, what = members(entry, METADATA, key_metadata=list, value_metadata=dict)
+    path: list[Step] = []
+    for part in parts:
+        kind, key = members(part, METADATA, key_type=int, key=str)
         if kind not in _KEY_TYPES:
             raise UnsupportedError(f"{METADATA}: the key type {show(kind)} is unknown", hint="use a newer treering")
-        path.append((str(member(part, "key", str, METADATA)), kind == _SEQUENCE))
-    what = member(entry, "value_metadata", dict, METADATA)
+        path.append((key, kind == _SEQUENCE))
     name = ".".join([key for key, _ in path])
-    return _Row(path, name, member(what, "value_type", str, METADATA), what.get("skip_deserialize"))
+    return path, name, member(what, "value_type", str, METADATA), what.get("skip_deserialize")
 
 
-def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) -> ForeignLeaf | Container:
-    if kind in EMPTY:
-        return EMPTY[kind]
-    if kind == "None":
-        return ForeignLeaf(LeafType(kind="none"))
-    if kind == "string":
-        # Orbax takes the name for a JSON pointer, so that "/" in it leads into an object.
-        node: Any = arrays.strings
-        *outer, last = name.split("/")
-        for part in outer:
-            node = member(node, part, dict, "_strings.json")
-        return ForeignLeaf(LeafType(kind="str"), member(node, last, str, "_strings.json"))
-    if skipped:
-        raise UnsupportedError(f"a leaf of the type {show(kind)} has no data", hint="use a newer treering")
-    array = arrays.array(name)
-    if shared:
-        array = array._replace(fetch=functools.partial(_refuse, name))
-    elif kind == "scalar" and (number := array.number()) is not None:
-        return number
-    layout = array.layout
-    impl = arrays.impls.get(name)
-    kind = "numpy" if kind == "scalar" and layout.shape else _KINDS.get(kind, "numpy")
-    found = _type_of(kind if impl is None else "key", layout.dtype, layout.shape, arrays.shardings.get(name), impl)
-    data = None if shared else arrays.files
-    return array.leaf(found, absent_is_zero=arrays.absent_is_zero, data=data)
+class _Arrays:
+    """The leaves of an item, as its metadata describe them.
+
+    Args:
+        files: the files of what it belongs to.
+        folder: where it is, as for `read_item`.
+        node: its metadata.
+        notes: gets what could not be read, and is not needed.
+        is_old: whether it has none, but a msgpack file.
+    """
+
+    def __init__(self, files: FolderFiles, folder: str, node: Any, notes: list[str], *, is_old: bool) -> None:
+        has_manifest = files.has(folder + MANIFEST)
+        in_database = has_manifest if node.get("use_ocdbt") is None else node["use_ocdbt"]
+        self._files = files
+        self._folder = folder
+        # An item without arrays has no database.
+        self._values = (read_database(files, folder) if has_manifest else {}) if in_database else None
+        self._versions = (False, True) if is_old else (bool(node.get("use_zarr3")),)
+        self._absent_is_zero = node.get("store_array_data_equal_to_fill_value") is not True
+        self._shardings = _read_shardings(files, folder, notes)
+        self._impls = _read_key_impls(files, folder)
+        self._strings = files.document(folder + "_strings.json") or {}
+
+    def leaf(self, name: str, kind: str, *, skipped: Any, shared: bool) -> ForeignLeaf | Container:
+        """Return a leaf of a type; ``shared`` says that another one has its name."""
+        if kind in EMPTY:
+            return EMPTY[kind]
+        if kind == "None":
+            return ForeignLeaf(LeafType(kind="none"))
+        if kind == "string":
+            # Orbax takes the name for a JSON pointer, so that "/" in it leads into an object.
+            node: Any = self._strings
+            *outer, last = name.split("/")
+            for part in outer:
+                node = member(node, part, dict, "_strings.json")
+            return ForeignLeaf(LeafType(kind="str"), member(node, last, str, "_strings.json"))
+        if skipped:
+            raise UnsupportedError(f"a leaf of the type {show(kind)} has no data", hint="use a newer treering")
+        find, array = finder(self._files, self._folder, self._values, name), None
+        for zarr3 in self._versions:
+            array = array or find_array(find, zarr3=zarr3, located=self._values is not None)
+        if array is None:
+            raise CorruptError(f"the array {name!r:.200} is missing", hint=ANOTHER_COPY)
+        if shared:
+            array = array._replace(fetch=functools.partial(_refuse, name))
+        elif kind == "scalar" and (number := array.number()) is not None:
+            return number
+        shape, impl = array.document.layout.shape, self._impls.get(name)
+        kind = "numpy" if kind == "scalar" and shape else _KINDS.get(kind, "numpy") if impl is None else "key"
+        found = _type_of(kind, array.document.layout.dtype, shape, self._shardings.get(name), impl)
+        return array.leaf(found, absent_is_zero=self._absent_is_zero, data=None if shared else self._files)
 
 
 @functools.lru_cache(maxsize=1024)
 def _type_of(kind: str, dtype: str, shape: tuple[int, ...], sharding: str | None, impl: str | None) -> LeafType:
-    members = {"kind": kind, "dtype": dtype, "shape": list(shape), "sharding": sharding, "impl": impl}
-    return decode_type({name: value for name, value in members.items() if value is not None}, 0)
+    node = {"kind": kind, "dtype": dtype, "shape": list(shape), "sharding": sharding, "impl": impl}
+    return decode_type({name: value for name, value in node.items() if value is not None}, 0)
 
 
 def _refuse(name: str, _: int) -> bytes:
@@ -596,10 +585,10 @@ def _show_shardings(node: Any) -> dict[str, str]:
 def _show_sharding(node: Any) -> str | None:
     if type(node) is not dict or node.get("sharding_type") != "NamedSharding":
         return None
-    what = "a sharding"
-    axes = zip(member(node, "axis_names", list, what), member(node, "shape", list, what), strict=False)
-    parts = (repr(tuple(part) if type(part) is list else part) for part in member(node, "partition_spec", list, what))
-    return f"P({', '.join(parts)}) over {', '.join(f'{axis}={size}' for axis, size in axes)}"[:400]
+    names, shape, spec = members(node, "a sharding", axis_names=list, shape=list, partition_spec=list)
+    axes = [f"{axis}={size}" for axis, size in zip(names, shape, strict=False)]
+    parts = [repr(tuple(part) if type(part) is list else part) for part in spec]
+    return f"P({', '.join(parts)}) over {', '.join(axes)}"[:400]
 
 
 _WHAT: Final = "value_metadata_tree"
@@ -636,8 +625,8 @@ def read_containers(text: str) -> Containers:
         elif node.get("category") == "namedtuple":
             entries = member(node, "entries", list, _WHAT)
             children = [(member(entry, "key", str, _WHAT), entry.get("value")) for entry in entries]
-            name = f"{member(node, 'module', str, _WHAT)}.{member(node, 'clazz', str, _WHAT)}"
-            keys = tuple(key for key, _ in children)
+            name = ".".join(members(node, _WHAT, module=str, clazz=str))
+            keys = tuple([key for key, _ in children])
             found[path] = Container(node="namedtuple", keys=keys, class_name=name)
         elif node.get("category") != "custom":
             children = list(node.items())

@@ -32,12 +32,11 @@ from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_names, refuse_others
 from treering._checkpoint.save_options import SaveOptions
-from treering._codec.documents import decode_text, member, parse_json
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, stored_dtype, zarray_bytes
-from treering._foreign.folder_files import FolderFiles, ForeignLeaf
-from treering._foreign.foreign_tree import EMPTY, PARTLY, Step, keys_of
+from treering._codec.documents import decode_text, members, parse_json
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, is_stored, zarray_bytes
+from treering._foreign.foreign_tree import EMPTY, PARTLY, FolderFiles, ForeignLeaf, Step, keys_of
 from treering._foreign.ocdbt import DatabaseWriter
-from treering._foreign.orbax import GRAIN, grain_entries, list_steps, recognise
+from treering._foreign.orbax import COMMITTED, GRAIN, METRICS, STEP_METADATA, grain_entries, list_steps, recognise
 from treering._format.index import Container, LeafType, Token, leaf_bytes
 from treering._format.run_document import Conversion, find_note, remove_note
 from treering._format.selection import Selection, select
@@ -56,8 +55,6 @@ _UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
 _HANDLERS: Final = "orbax.checkpoint._src.handlers."
 _PYTREE: Final = f"{_HANDLERS}standard_checkpoint_handler.StandardCheckpointHandler"
 """What restores a tree."""
-_COMMITTED: Final = "commit_success.txt"
-"""The file that says that a folder is whole, where it has no rename to say so."""
 _MARK: Final = b"Checkpoint commit was successful"
 """What is in it."""
 _COPIES: Final = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "az": "azcopy copy --recursive"}
@@ -128,19 +125,15 @@ def _refuse(kind: LeafType) -> str | None:
         return refuse_others(kind, ())
     if not kind.stored or kind.kind == "str":
         return None
+    if not is_stored(kind.dtype):
+        return f"an array of {kind.dtype}"
     axes = len(kind.shape or ())
-    try:
-        if stored_dtype(kind.dtype or "") == kind.dtype:
-            return f"an array of {pluralize(axes, 'axes')}" if axes > _MOST_AXES else None
-    except UnsupportedError:
-        pass
-    return f"an array of {kind.dtype}"
+    return f"an array of {pluralize(axes, 'axes')}" if axes > _MOST_AXES else None
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
     """Write the folder; return what is in it by its keys."""
-    require_disk(save)
-    refuse_other_form(save.path, "orbax")
+    require_place(save)
     metadata = save.json_metadata()
     began = time.time_ns()
     with new_folder(save.path, _UNCOMMITTED) as folder:
@@ -163,17 +156,19 @@ def custom_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name != "custom_metadata"} | own
 
 
-def require_disk(save: SaveOptions) -> None:
-    """Refuse a bucket, to which nothing is renamed when it is whole.
+def require_place(save: SaveOptions) -> None:
+    """Refuse a bucket, to which nothing is renamed when it is whole, and a folder of another form.
 
     Raises:
-        UnsupportedError: the path leads to one.
+        UnsupportedError: the path leads to a bucket.
+        ExistsError, FormatError, LinkRefusedError, StoreError: as `refuse_other_form`.
     """
     commands = ["treering convert SOURCE folder --to orbax"]
     if (copy := _COPIES.get(save.shown.partition(":")[0])) is not None:
         commands.append(f"{copy} folder {save.shown}")
     hint = f"write it to a folder on disk, and copy that into the bucket: {'; '.join(commands)}"
     require_paths(save.path, f"{save.shown!r} is in a bucket, and the form orbax is written to disk alone", hint)
+    refuse_other_form(save.path, "orbax")
 
 
 def write_facts(folder: StagedFolder, handlers: Any, times: tuple[int, int], custom: Mapping[str, Any]) -> None:
@@ -189,8 +184,8 @@ def write_facts(folder: StagedFolder, handlers: Any, times: tuple[int, int], cus
         "item_handlers": handlers, "metrics": {}, "performance_metrics": {},
         "init_timestamp_nsecs": times[0], "commit_timestamp_nsecs": times[1], "custom_metadata": dict(custom),
     }  # fmt: skip
-    folder.write("_CHECKPOINT_METADATA", json.dumps(facts).encode())
-    folder.write(_COMMITTED, _MARK)
+    folder.write(STEP_METADATA, json.dumps(facts).encode())
+    folder.write(COMMITTED, _MARK)
 
 
 # ---------------------------------------------------------------------------------------------------------------- items
@@ -390,8 +385,7 @@ def _chunks(value: SourceArray, array: ZarrArray) -> Iterator[bytes]:
 _NOTE: Final = "treering_conversion.json"
 _JSON: Final = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
-_METRICS: Final = "metrics"
-_RESERVED: Final = frozenset({_METRICS, _NOTE, _COMMITTED, "array_metadatas", "d", "manifest.ocdbt"})
+_RESERVED: Final = frozenset({METRICS, _NOTE, COMMITTED, "array_metadatas", "d", "manifest.ocdbt"})
 """What has another meaning in a folder of Orbax."""
 
 
@@ -469,15 +463,14 @@ class StepWriter:
 
     def write(self, source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
         """Write the folder; return what treering reads as its tree by its keys."""
-        require_disk(save)
-        refuse_other_form(save.path, "orbax")
+        require_place(save)
         metadata = save.json_metadata()
         note = find_note(metadata)
         began = time.time_ns() if note is None else 1000 * round(note.saved * 1_000_000)
         metrics, custom = self._divide(metadata)
         documents = {f"{item.name}/metadata": metadata[item.key] for item in self._items if item.kind == "json"}
         if metrics:
-            documents[f"{_METRICS}/{_METRICS}"] = metrics
+            documents[f"{METRICS}/{METRICS}"] = metrics
         if note is not None and note.converted is not None:
             documents[_NOTE] = dataclasses.asdict(note.converted)
         handlers = {item.name: _PYTREE for item in self._items if not item.kind}
@@ -489,7 +482,7 @@ class StepWriter:
             for item in self._items:
                 written[item.name] = self._write_item(folder, item, source, part, save=save, watch=watch)
             for name in {**handlers, **written}:  # as Orbax does, for copies to where no rename is
-                folder.write(f"{name}/{_COMMITTED}", _MARK)
+                folder.write(f"{name}/{COMMITTED}", _MARK)
             write_facts(folder, handlers, (began, began if note is not None else time.time_ns()), custom)
             watch.claim()
         trees = {name: leaves for name, leaves in written.items() if leaves is not None}
@@ -504,17 +497,17 @@ class StepWriter:
         rest = {name: value for name, value in remove_note(metadata).items() if name not in items}
         note = find_note(metadata)
         metrics = {} if note is None else note.metrics
-        own = rest.pop(_METRICS, {}) if metrics else {}
+        own = rest.pop(METRICS, {}) if metrics else {}
         if type(own) is not dict or any(name in own and repr(own[name]) != repr(metrics[name]) for name in metrics):
-            yield Loss("metadata", _METRICS, "the member 'metrics' of the metadata: the step has such metrics too")
+            yield Loss("metadata", METRICS, "the member 'metrics' of the metadata: the step has such metrics too")
         yield from lost_overlaps(rest)
 
     def _divide(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what was measured at a step, and what the user wrote that is in no item."""
         note = find_note(metadata)
-        measured = {} if note is None else metadata.get(_METRICS, {})
+        measured = {} if note is None else metadata.get(METRICS, {})
         metrics = (measured if type(measured) is dict else {}) | dict({} if note is None else note.metrics)
-        items = {item.key for item in self._items if item.kind == "json"} | ({_METRICS} if metrics else set())
+        items = {item.key for item in self._items if item.kind == "json"} | ({METRICS} if metrics else set())
         return metrics, custom_metadata({k: v for k, v in remove_note(metadata).items() if k not in items})
 
     def _write_item(
@@ -570,10 +563,9 @@ def find_conversions(save: SaveOptions) -> dict[int, Conversion | None]:
         ExistsError: it is no such root.
         CorruptError, UnsupportedError, StoreError: as `list_steps`.
     """
-    require_disk(save)
+    require_place(save)
     if not is_folder(place := save.path):
         return {}
-    refuse_other_form(place, "orbax")
     if not (steps := list_steps(place)) and (seen := recognise(place)) is not None:
         raise ExistsError(f"{os.fspath(place)!r} is {seen}, and no root of steps", hint="convert to another path")
     found: dict[int, Conversion | None] = {}
@@ -582,6 +574,5 @@ def find_conversions(save: SaveOptions) -> dict[int, Conversion | None]:
         for number, name in steps.items():
             node, found[number] = files.document(f"{name}/{_NOTE}"), None
             if node is not None:
-                path, digest = member(node, "path", str, _NOTE), member(node, "digest", str, _NOTE)
-                found[number] = Conversion(path, member(node, "step", int, _NOTE), digest)
+                found[number] = Conversion(*members(node, _NOTE, path=str, step=int, digest=str))
     return found

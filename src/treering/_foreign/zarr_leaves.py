@@ -30,13 +30,13 @@ from treering._codec.zarr import (
     chunk_count,
     chunk_name,
     grid_of,
+    is_stored,
     is_whole,
     parse_zarr,
     parse_zarray,
     place_of,
-    stored_dtype,
 )
-from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, Fetch, FolderFiles, ForeignLeaf, GridLeaf
+from treering._foreign.foreign_tree import ANOTHER_COPY, ByteRange, Fetch, FolderFiles, ForeignLeaf, GridLeaf
 from treering._foreign.ocdbt import Value
 from treering._format.index import LeafType
 from treering._format.leaf_values import check_shape
@@ -65,20 +65,13 @@ _AGAIN: Final = "write the array again without it"
 class _Shard(NamedTuple):
     """How the chunks lie in a file."""
 
-    shape: tuple[int, ...]
+    files: ZarrArray
+    """The array as if each file were one chunk."""
     big_endian: bool
     """Whether its index is."""
     checked: bool
     """Whether a CRC-32C follows its index."""
     at_end: bool
-
-    def index_bytes(self, layout: ZarrArray) -> int:
-        """Return how many bytes its index takes."""
-        return _ENTRY * math.prod(self.counts(layout)) + _CHECKSUM * self.checked
-
-    def counts(self, layout: ZarrArray) -> tuple[int, ...]:
-        """Return how many chunks there are along each axis."""
-        return tuple(whole // part for whole, part in zip(self.shape, layout.chunks, strict=True))
 
 
 class ZarrDocument(NamedTuple):
@@ -105,12 +98,16 @@ class ZarrDocument(NamedTuple):
     """Whether a CRC-32C follows each chunk."""
     shard: _Shard | None = None
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether a file holds one chunk and nothing else."""
+        return self.shard is None and not self.checked
+
     def file_name(self, number: int) -> str:
         """Return the name of the file with a chunk, or with a shard, by its number in C order."""
-        files = self.layout if self.shard is None else _with_chunks(self.layout, self.shard.shape)
         if not self.layout.shape:
             return self.prefix[:-1] or "0"
-        return self.prefix + chunk_name(files, number)
+        return self.prefix + chunk_name(self.layout if self.shard is None else self.shard.files, number)
 
     def reader(self, find: Find) -> Fetch:
         """Return what gives the bytes of a chunk by its number."""
@@ -139,31 +136,29 @@ def parse_zarr_json(data: bytes) -> ZarrDocument:
     name, settings = _named(node.get("chunk_grid"), "chunk_grid")
     if name != "regular":
         raise UnsupportedError(f"{ZARR3}: the grid {show(name)} is not supported", hint=_AGAIN)
-    outer = chunks = _chunk_shape(settings, shape)
+    outer = _chunk_shape(settings, shape)
     codecs = member(node, "codecs", list, ZARR3)
+    prefix, separator = _key_encoding(node)
+    layout = ZarrArray(shape=shape, chunks=outer, dtype=dtype, separator=separator)
     shard = None
     if len(codecs) == 1 and _named(codecs[0], "codecs")[0] == "sharding_indexed":
         settings = _named(codecs[0], "codecs")[1]
         chunks = _chunk_shape(settings, shape)
         if any(whole % part for whole, part in zip(outer, chunks, strict=True)):
             raise CorruptError(f"{ZARR3}: shards of {outer} do not hold whole chunks of {chunks}")
-        shard = _shard(settings, outer)
+        shard = _shard(settings, layout)
         codecs = member(settings, "codecs", list, ZARR3)
-    prefix, separator = _key_encoding(node)
-    layout, checked = _encoded(ZarrArray(shape=shape, chunks=chunks, dtype=dtype, separator=separator), codecs)
+        layout = dataclasses.replace(layout, chunks=chunks)
+    layout, checked = _encoded(layout, codecs)
     check_padding(layout)
     return ZarrDocument(layout, _is_zero(node.get("fill_value", 0)), prefix, checked, shard)
 
 
 def _dtype(node: Any) -> str:
     text: Any = node.get("data_type")
-    if type(text) is str:
-        try:
-            if stored_dtype(text) == text:
-                return text
-        except UnsupportedError:
-            pass
-    raise UnsupportedError(f"{ZARR3}: the dtype {show(text)} is not supported")
+    if not is_stored(text):
+        raise UnsupportedError(f"{ZARR3}: the dtype {show(text)} is not supported")
+    return str(text)
 
 
 def _named(node: Any, what: str) -> tuple[str, dict[str, Any]]:
@@ -182,14 +177,14 @@ def _chunk_shape(settings: dict[str, Any], shape: tuple[int, ...]) -> tuple[int,
     return chunks
 
 
-def _shard(settings: dict[str, Any], shape: tuple[int, ...]) -> _Shard:
+def _shard(settings: dict[str, Any], files: ZarrArray) -> _Shard:
     index = ZarrArray(shape=(1,), chunks=(1,), dtype="uint64")
     index, checked = _encoded(index, member(settings, "index_codecs", list, ZARR3))
     if index.compressor is not None:
         raise UnsupportedError(f"{ZARR3}: the index of its shards is compressed", hint=_AGAIN)
     if (place := settings.get("index_location", "end")) not in ("start", "end"):
         raise CorruptError(f"{ZARR3}: an index of shards at {show(place)}")
-    return _Shard(shape, index.big_endian, checked, place == "end")
+    return _Shard(files, index.big_endian, checked, place == "end")
 
 
 def _encoded(layout: ZarrArray, codecs: list[Any]) -> tuple[ZarrArray, bool]:
@@ -233,10 +228,6 @@ def _is_zero(fill: Any) -> bool:
     return all(part is None or (type(part) in (bool, int, float) and not part) for part in parts)
 
 
-def _with_chunks(layout: ZarrArray, chunks: tuple[int, ...]) -> ZarrArray:
-    return ZarrArray(shape=layout.shape, chunks=chunks, dtype=layout.dtype, separator=layout.separator)
-
-
 # --------------------------------------------------------------------------------------------------------------- chunks
 
 
@@ -268,8 +259,9 @@ class _ShardReader:
         self._zarr = zarr
         self._shard = shard
         self._find = find
-        self._counts = shard.counts(zarr.layout)
-        self._files = grid_of(_with_chunks(zarr.layout, shard.shape))
+        self._counts = [whole // part for whole, part in zip(shard.files.chunks, zarr.layout.chunks, strict=True)]
+        self._index_bytes = _ENTRY * math.prod(self._counts) + _CHECKSUM * shard.checked
+        self._files = grid_of(shard.files)
         self._grid = grid_of(zarr.layout)
         self._open = functools.lru_cache(maxsize=16)(self._open_shard)
 
@@ -294,7 +286,7 @@ class _ShardReader:
         name = self._zarr.file_name(file)
         if (found := self._find(name)) is None:
             return None
-        if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
+        if (size := self._index_bytes) > found.size:
             raise CorruptError(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
         data = found.read(found.size - size if self._shard.at_end else 0, size)
         if self._shard.checked:
@@ -311,14 +303,10 @@ _NUMBERS: Final = {"int64": ("int", "<q"), "float64": ("float", "<d"), "bool": (
 class ZarrLeaf(NamedTuple):
     """An array as its document describes it."""
 
-    layout: ZarrArray
+    document: ZarrDocument
     fetch: Fetch
     """Returns the bytes of a chunk by its number, or where they are; None where there is none."""
-    fill_is_zero: bool
-    """Whether what was never written is zero."""
-    is_apart: bool = True
-    """Whether a file holds one chunk and nothing else."""
-    located: bool = False
+    located: bool
     """Whether it is known where its chunks lie, without a look at any file."""
 
     def leaf(self, kind: LeafType, *, absent_is_zero: bool, data: FolderFiles | None = None) -> ForeignLeaf:
@@ -329,17 +317,16 @@ class ZarrLeaf(NamedTuple):
             absent_is_zero: whether what has the fill value was not written.
             data: where raw chunks lie; None: they are read as all others are.
         """
-        if data is not None and (pieces := self._pieces(data)):
+        layout = self.document.layout
+        is_raw = self.document.is_apart and layout.plain and layout.dtype != "bool"
+        if data is not None and is_raw and (pieces := self._pieces(data, layout)):
             return ForeignLeaf(kind, pieces=pieces)
-        zero = absent_is_zero and self.fill_is_zero
-        return ForeignLeaf(kind, grid=GridLeaf(self.layout, self.fetch, zero, self.located))
+        zero = absent_is_zero and self.document.fill_is_zero
+        return ForeignLeaf(kind, grid=GridLeaf(layout, self.fetch, zero, self.located))
 
-    def _pieces(self, data: FolderFiles) -> list[tuple[Box | None, int, int]]:
+    def _pieces(self, data: FolderFiles, layout: ZarrArray) -> list[tuple[Box | None, int, int]]:
         """Return where the chunks lie as they are in memory; nothing where one does not."""
-        layout = self.layout
         pieces: list[tuple[Box | None, int, int]] = []
-        if not (self.is_apart and layout.plain) or layout.dtype == "bool":
-            return []
         for number in range(chunk_count(layout)):
             found = self.fetch(number) if is_whole(layout, number) else None
             if not isinstance(found, ByteRange) or found.file is None or found.size != chunk_bytes(layout):
@@ -349,7 +336,7 @@ class ZarrLeaf(NamedTuple):
 
     def number(self) -> ForeignLeaf | None:
         """Return a Python number that is stored as an array without axes; None where it is none of those."""
-        layout = self.layout
+        layout = self.document.layout
         packed = layout.compressor is not None
         if layout.dtype not in _NUMBERS or layout.shape or layout.big_endian:
             return None
@@ -369,12 +356,13 @@ class ZarrLeaf(NamedTuple):
         return ForeignLeaf(LeafType(kind=kind), struct.unpack(form, items)[0])
 
 
-def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
+def find_array(find: Find, *, zarr3: bool, located: bool = False) -> ZarrLeaf | None:
     """Return an array of a version of zarr; None where its document is not there.
 
     Args:
         find: returns the bytes of a file of the array by its name.
         zarr3: whether it is of version 3, not 2.
+        located: whether that needs a look at no file.
 
     Raises:
         CorruptError, FormatError, UnsupportedError: as the document's reader says.
@@ -384,7 +372,7 @@ def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
         return None
     data = document.read(0, min(document.size, LONGEST_DOCUMENT + 1))
     array = parse_zarr_json(data) if zarr3 else _parse_zarr2(data)
-    return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero, array.shard is None and not array.checked)
+    return ZarrLeaf(array, array.reader(find), located and array.is_apart)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -403,7 +391,7 @@ def find_jax_array(files: FolderFiles, find: Find, *, zarr3: bool) -> ForeignLea
     """
     if (found := find_array(find, zarr3=zarr3) or find_array(find, zarr3=not zarr3)) is None:
         raise CorruptError("its array is missing", hint=ANOTHER_COPY)
-    kind = LeafType(kind="jax", dtype=found.layout.dtype, shape=found.layout.shape)
+    kind = LeafType(kind="jax", dtype=found.document.layout.dtype, shape=found.document.layout.shape)
     return found.leaf(kind, absent_is_zero=True, data=files)
 
 

@@ -271,7 +271,8 @@ class OpenedFiles:
         Raises:
             CorruptError: it is another one than when the file was opened for the first time.
         """
-        if self._versions.setdefault(path, file.version) != file.version:
+        version = file.version
+        if (known := self._versions.setdefault(path, version)) is not version and known != version:
             raise CorruptError(f"{os.fspath(path)!r} was replaced while the tree was being read", hint="read it again")
 
     def is_current(self) -> bool:
@@ -287,8 +288,11 @@ class OpenedFiles:
             with contextlib.suppress(OSError), opened_store(self.folder) as store:
                 listed = {os.fspath(self.folder / found.name): found.version for found in store.list()}
                 return all(listed.get(os.fspath(path)) == version for path, version in self._versions.items())
-        entries = ((find_at(path), version) for path, version in self._versions.items())
-        return all(entry is not None and entry.version == version for entry, version in entries)
+        for path, version in self._versions.items():
+            entry = find_at(path)
+            if entry is None or entry.version != version:
+                return False
+        return True
 
     def is_whole(self) -> bool:
         """Tell whether all was read from one open file, into which nobody has written, whatever has its name now."""

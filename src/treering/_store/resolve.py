@@ -9,7 +9,7 @@ import io
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -57,7 +57,7 @@ def located(path: str | os.PathLike[str]) -> Path:
         return cast("Path", path)
     text = os.fspath(path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
-        return _without_missing(path)
+        return _without_missing(path) if ".." in text else path
     if (scheme := scheme_of(text)) is None:
         if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
             raise UnsupportedError(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
@@ -238,7 +238,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     """Return the path by which one place is known, whatever leads to it; itself where the system cannot say."""
     place = located(path)
     with contextlib.suppress(OSError, ValueError):  # the current folder is gone, or it can be no name
-        return Path(os.path.realpath(place)) if is_on_disk(path) else place
+        return place if isinstance(place, UrlPath) else Path(os.path.realpath(place))
     return place
 
 
@@ -296,9 +296,9 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
     Raises:
         StoreError: the store refuses to say.
     """
-    if (buckets := _buckets_of(path)) is not None:
-        return buckets.find(located(path))
     place = located(path)
+    if isinstance(place, UrlPath) and (buckets := _buckets_of(place)) is not None:
+        return buckets.find(place)
     try:
         return entry_of(place.name, os.stat(place, follow_symlinks=follow))
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -307,24 +307,23 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
         raise StoreError.of(error, place, "read") from error
 
 
-def names_at(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Walk through the names in a place, if there is one that can be read."""
-    buckets, place = _buckets_of(path), located(path)
+def names_at(path: str | os.PathLike[str], most: int | None = None) -> list[str]:
+    """Return the first ``most`` names in a place, or all; none where it cannot be read."""
+    place = located(path)
     with contextlib.suppress(OSError):
-        if buckets is not None:
-            yield from buckets.place(place).names()
-            return
+        if isinstance(place, UrlPath):
+            return list(itertools.islice(store_at(place).names(), most))
         with os.scandir(place) as entries:
-            for entry in entries:
-                yield entry.name
+            return [entry.name for entry in itertools.islice(entries, most)]
+    return []
 
 
 def places_at(path: str | os.PathLike[str], most: int | None = None) -> list[str]:
     """Return the places among the first ``most`` names in a place, or in all of it; a link to one is none."""
-    buckets, place = _buckets_of(path), located(path)
+    place = located(path)
     with contextlib.suppress(OSError):
-        if buckets is not None:
-            return buckets.place(place).places()[:most]
+        if isinstance(place, UrlPath):
+            return store_at(place).places()[:most]
         with os.scandir(place) as entries:
             return [entry.name for entry in itertools.islice(entries, most) if _is_folder(entry)]
     return []
@@ -376,7 +375,8 @@ def is_taken(path: str | os.PathLike[str]) -> bool:
 
 def store_at(path: str | os.PathLike[str]) -> Store:
     """Return the store at a path, which is not opened yet."""
-    buckets, place = _buckets_of(path), located(path)
+    place = located(path)
+    buckets = _buckets_of(place) if isinstance(place, UrlPath) else None
     return PosixStore(place) if buckets is None else buckets.place(place)
 
 
@@ -406,7 +406,8 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
         ...     file.size, file.read(4, 4)
         (8, b'ring')
     """
-    buckets, place = _buckets_of(path), located(path)
+    place = located(path)
+    buckets = _buckets_of(place) if isinstance(place, UrlPath) else None
     return LocalFile(place) if buckets is None else buckets.open_file(place)
 
 

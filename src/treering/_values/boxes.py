@@ -212,10 +212,12 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
         if not shape:
             return [()]
         # The outermost axis along which whole steps can be made from here.
-        axis = next(a for a, stride in enumerate(strides) if not start % stride and start + stride <= stop)
+        axis = 0
+        while start % strides[axis] or start + strides[axis] > stop:
+            axis += 1
         here = [start // stride % length for stride, length in zip(strides, shape, strict=True)]
         steps = min((stop - start) // strides[axis], shape[axis] - here[axis])
-        fixed = tuple((place, place + 1) for place in here[:axis])
+        fixed = [(place, place + 1) for place in here[:axis]]
         boxes.append((*fixed, (here[axis], here[axis] + steps), *whole(shape[axis + 1 :])))
         start += steps * strides[axis]
     return boxes

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
-from treering._foreign.foreign_tree import make_source
+from treering._foreign.grid_arrays import make_source
 from treering._store.posix.reading import LocalFile
 from treering._store.resolve import is_folder, is_taken, located, open_file, write_file
 from treering._values.boxes import slices, whole

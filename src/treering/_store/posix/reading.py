@@ -90,7 +90,7 @@ class LocalFile(Reader):
         self._opened: OpenDescriptor | None = None
         try:
             self._opened = OpenDescriptor(os.open, path, READING) if opener is None else opener(READING)
-            found = os.fstat(self._descriptor)
+            found = os.fstat(self._opened.number)
             require_file(found)
         except OSError as error:
             self.close()
