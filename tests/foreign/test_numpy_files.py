@@ -249,3 +249,13 @@ def test_a_header_may_be_longer_than_what_is_read_first(method: int, tmp_path: P
     found = treering.load(tmp_path / "a.npz")
     assert np.array_equal(found["a"], wanted)
     assert np.array_equal(found["b"], wanted)
+
+
+def test_the_longest_name_that_a_zip_can_hold_is_counted_in_bytes(tmp_path: Path) -> None:
+    longest = "\u6a39" * 21_843  # of 3 bytes each; with ".npy" 65,533 of at most 65,535
+    treering.export(tmp_path / "a.npz", {longest: np.ones(2)}, to="npz")
+    with np.load(tmp_path / "a.npz") as found:
+        assert found.files == [longest]
+    with pytest.raises(UnsupportedError, match="no name of a tensor"):
+        treering.export(tmp_path / "b.npz", {longest + "\u6a39": np.ones(2)}, to="npz")
+    assert not (tmp_path / "b.npz").exists()

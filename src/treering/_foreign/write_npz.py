@@ -31,7 +31,8 @@ _LARGE: Final = 0xFFFFFFFF
 _MANY: Final = 0xFFFF
 # In the place of a number that stands in 8 bytes elsewhere.
 _ELSEWHERE: Final = 0xFFFFFFFF
-_LONGEST_NAME: Final = 1 << 15
+# Bytes of UTF-8 that a zip file can say the length of, less those of ".npy".
+_LONGEST_NAME: Final = 0xFFFF - 4
 _ODD: Final = re.compile("[\0\ud800-\udfff]")
 _BARE: Final = "arr_0"
 # Sizes and checksum follow the data; names are UTF-8.
@@ -60,7 +61,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     yield from forms.lost_members(metadata)
     yield from forms.lost_containers(part.structure)
     yield from forms.lost_leaves(source, part, lambda kind: forms.refuse_others(kind, NUMPY_SIZES))
-    yield from forms.lost_names(part.keys, _names(part), lambda name: len(name) > _LONGEST_NAME or _ODD.search(name))
+    yield from forms.lost_names(part.keys, _names(part), _is_odd)
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
@@ -74,6 +75,10 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     content = _archive(entries, nonce, lambda array: array.blocks(0, array.size))
     write_buffers(content, size, save, watch, unique=bool(nonce))
     return dict(zip((join_key([name]) for name in names), arrays, strict=True))
+
+
+def _is_odd(name: str) -> bool:
+    return _ODD.search(name) is not None or len(name.encode()) > _LONGEST_NAME
 
 
 def _names(part: Selection) -> list[str]:
