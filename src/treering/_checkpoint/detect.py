@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from treering._codec.compression import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of, shorten
 from treering._store.api import asking, remembered
-from treering._store.open_folder import find_index_at, refuse_linked
+from treering._store.open_folder import find_index_at
 from treering._store.resolve import (
     absolute,
     find_at,
@@ -29,6 +29,7 @@ from treering._store.resolve import (
     names_at,
     open_file,
     places_at,
+    refuse_linked,
     store_at,
 )
 from treering._values.checkpoint_names import RUN_DOCUMENT, step_of_name

@@ -35,8 +35,7 @@ from treering._format.selection import Selection, thinned_as_dicts
 from treering._plan import increment as shares
 from treering._plan.increment import NO_BOXES, SHARED, Share
 from treering._printable import kind_of
-from treering._store.open_folder import refuse_linked
-from treering._store.resolve import require_shared
+from treering._store.resolve import refuse_linked, require_shared
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
 from treering._values.checksums import pack_checksums, unpack_checksums

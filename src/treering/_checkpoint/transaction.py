@@ -28,9 +28,9 @@ from treering._coordination.message_board import (
 )
 from treering._store.api import Closable, Entry, Held, NamesIn, Outcome, Reader, Store, Transaction, Version
 from treering._store.failures import naming, with_errno
-from treering._store.open_folder import index_document, is_removed, key_content, refuse_linked
+from treering._store.open_folder import index_document, is_removed, key_content
 from treering._store.pieces import Buffer
-from treering._store.resolve import link_file, remove_made, require_space, store_at
+from treering._store.resolve import link_file, refuse_linked, remove_made, require_space, store_at
 from treering._store.waiting import NOTHING, list_names, listed_names, remove_data, supersede
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name

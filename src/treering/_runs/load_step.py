@@ -28,7 +28,7 @@ from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Fallback, Resumed
 from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
-from treering._store.open_folder import is_linked
+from treering._store.resolve import is_linked
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording, unflatten
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of

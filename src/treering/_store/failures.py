@@ -70,18 +70,18 @@ def hint_at_near(error: OSError, path: str | os.PathLike[str]) -> str | None:
 
     None for any other error, and for a path of a bucket.
     """
-    shown = os.path.abspath(path)
-    if error.errno != errno.ENOENT or "://" in os.fspath(path) or os.path.lexists(shown):
+    if error.errno != errno.ENOENT or "://" in os.fspath(path) or os.path.lexists(path):
         return None
     import difflib  # only a wrong path needs it
 
-    above, lost = os.path.split(shown)
-    while not os.path.isdir(above) and above != os.path.dirname(above):
-        above, lost = os.path.split(above)
+    names: list[str] = []
     try:
+        above, lost = os.path.split(os.path.abspath(path))
+        while not os.path.isdir(above) and above != os.path.dirname(above):
+            above, lost = os.path.split(above)
         with os.scandir(above) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
-    except OSError:
+            names += (entry.name for entry in itertools.islice(entries, _MOST_NAMES))
+    except OSError:  # the current folder is gone, or nobody may look into that one
         return None
     if close := difflib.get_close_matches(lost, names, n=1):
         return f"did you mean {show_path(os.path.join(above, close[0]))!r}?"

@@ -12,12 +12,12 @@ from typing import Final
 
 from treering._codec.documents import is_whole
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
-from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Kind, Reader, Store, Version, open_below
+from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store, Version, open_below
 from treering._store.failures import naming, with_errno
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
 from treering._store.resolve import find_at, is_on_disk, open_file, opened_store
-from treering._values.checkpoint_names import INDEX, attempt_of_tombstone, step_of_name
+from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize, shown_names
 from treering.errors import BusyError, CorruptError, DataFileMissingError, FormatError, LinkRefusedError, NotFoundError
 
@@ -306,35 +306,3 @@ class OpenedFiles:
         """Return a text for each file of which the store says on every host alike which version was opened."""
         texts = ((path, getattr(version, "text", None)) for path, version in self._versions.items())
         return sorted(f"{os.fspath(path)}\0{text()}" for path, text in texts if text is not None)
-
-
-def is_linked(path: Path) -> bool:
-    """Tell whether a link lies where a path has a step of a run, which no reader of the run follows.
-
-    Raises:
-        StoreError: the system refuses to say.
-
-    Example:
-        >>> import os, pathlib, tempfile
-        >>> run = pathlib.Path(tempfile.mkdtemp())
-        >>> os.symlink("elsewhere", run / "step_00000003"), os.symlink("elsewhere", run / "latest")
-        (None, None)
-        >>> is_linked(run / "step_00000003"), is_linked(run / "latest")
-        (True, False)
-    """
-    if step_of_name(path.name) is None or not is_on_disk(path):
-        return False
-    found = find_at(path, follow=False)
-    return found is not None and found.kind is Kind.LINK
-
-
-def refuse_linked(path: Path) -> None:
-    """Refuse to write a step through a link, which may lead to the step of another run.
-
-    Raises:
-        LinkRefusedError: one lies there.
-        StoreError: the system refuses to say.
-    """
-    if is_linked(path):
-        hint = "remove the link, or put a folder of its own in its place (cp -L)"
-        raise LinkRefusedError(f"{os.fspath(path)!r} is a link in the place of a step, and is not followed", hint=hint)

@@ -31,7 +31,8 @@ from treering._store.posix.folder import remove_folders
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.posix.writing import replace_file, stage_folder
-from treering.errors import PermissionDeniedError, StoreError, TreeringError, UnsupportedError
+from treering._values.checkpoint_names import step_of_name
+from treering.errors import LinkRefusedError, PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._store.leaves_api import LeafWriter, LeavesSave, ListLater, OpenLeaves, Unfinished
@@ -307,6 +308,38 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
         raise StoreError.of(error, place, "read") from error
 
 
+def is_linked(path: Path) -> bool:
+    """Tell whether a link lies where a path has a step of a run, which no reader of the run follows.
+
+    Raises:
+        StoreError: the system refuses to say.
+
+    Example:
+        >>> import os, pathlib, tempfile
+        >>> run = pathlib.Path(tempfile.mkdtemp())
+        >>> os.symlink("elsewhere", run / "step_00000003"), os.symlink("elsewhere", run / "latest")
+        (None, None)
+        >>> is_linked(run / "step_00000003"), is_linked(run / "latest")
+        (True, False)
+    """
+    if step_of_name(path.name) is None or not is_on_disk(path):
+        return False
+    found = find_at(path, follow=False)
+    return found is not None and found.kind is Kind.LINK
+
+
+def refuse_linked(path: Path) -> None:
+    """Refuse to write a step through a link, which may lead to the step of another run.
+
+    Raises:
+        LinkRefusedError: one lies there.
+        StoreError: the system refuses to say.
+    """
+    if is_linked(path):
+        hint = "remove the link, or put a folder of its own in its place (cp -L)"
+        raise LinkRefusedError(f"{os.fspath(path)!r} is a link in the place of a step, and is not followed", hint=hint)
+
+
 def names_at(path: str | os.PathLike[str], most: int | None = None) -> list[str]:
     """Return the first ``most`` names in a place, or all; none where it cannot be read."""
     place = located(path)
@@ -544,8 +577,10 @@ def link_file(source: Store, target: Store, name: str, new: str, *, shared: bool
 
 def remove_made(made: Sequence[str]) -> bool:
     """Remove folders that `Transaction.make` made, as far as they are empty; False where the last is still there."""
+    if not made:
+        return True
     remove_folders(made)
-    return not (made and os.path.lexists(made[-1]))
+    return not os.path.lexists(made[-1])
 
 
 def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

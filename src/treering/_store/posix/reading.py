@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from treering._store.api import Reader, Version, require_range
+from treering._store.api import Reader, require_range
 from treering._store.crew import map_together
 from treering._store.failures import hint_at_near
 from treering._store.posix.descriptors import OpenDescriptor
@@ -52,11 +52,6 @@ class FileVersion:
 
     def __hash__(self) -> int:
         return hash((self.found.st_dev, self.found.st_ino))
-
-
-def stat_of(version: Version | None) -> os.stat_result | None:
-    """Return what the system knew of the file of a version; None where there was none."""
-    return version.found if isinstance(version, FileVersion) else None
 
 
 class LocalFile(Reader):

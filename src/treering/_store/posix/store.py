@@ -19,7 +19,7 @@ from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import NO_LINKS, Folder, make_folder, resolved_folder, sync_parent
-from treering._store.posix.reading import READING, FileVersion, LocalFile, open_in, stat_of
+from treering._store.posix.reading import READING, FileVersion, LocalFile, open_in
 from treering._store.posix.writing import StagedFile, write_content
 from treering._values import timing
 from treering._values.checkpoint_names import INDEX
@@ -161,7 +161,7 @@ class PosixStore(Store):
 
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
         """Write a new file, durable but for its name."""
-        old = stat_of(like)
+        old = _stat_of(like)
         # Closed to others until it has the rights of what it belongs to, which may be as narrow.
         with self.folder.create(name, 0o600 if old else 0o666) as opened:
             if old:
@@ -291,6 +291,11 @@ class PosixStore(Store):
         self._refreshed = self._clock()
 
 
+def _stat_of(version: Version | None) -> os.stat_result | None:
+    """Return what the system knew of the file of a version; None where there was none."""
+    return version.found if isinstance(version, FileVersion) else None
+
+
 def entry_of(name: str, found: os.stat_result) -> Entry:
     """Return what the system knows of a name."""
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER)
@@ -364,7 +369,7 @@ class PosixTransaction(Transaction):
         self._marker, self._base, self._identity, self._done = marker, base, None, False
         if base is not None:
             self._folder.require_writable(self._name)
-        old = stat_of(base)
+        old = _stat_of(base)
         self._folder.create(marker, 0o600 if old else 0o666, into=self._file)
         try:
             self._hold()
