@@ -134,6 +134,14 @@ def test_a_server_without_ranges_is_refused_for_what_is_large(files: WebFiles, t
         treering.load(f"{files.url}/ckpt")
 
 
+@pytest.mark.parametrize("claims", [(1, 0), (0, -1), (0, 1), (1, 1)])
+def test_an_answer_with_another_range_is_refused(claims: tuple[int, int], files: WebFiles, tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", TREE)
+    files.claims = claims
+    with pytest.raises(StoreError, match="ignores ranges"):
+        treering.load(f"{files.url}/ckpt")
+
+
 def test_a_file_that_is_replaced_meanwhile_is_never_mixed(files: WebFiles, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     treering.save(str(path), {"w": np.zeros(500_000, np.float32)})

@@ -23,6 +23,8 @@ class WebFiles:
         """Statuses of the next answers."""
         self.cut = 0
         """How many of the next bodies end in the middle."""
+        self.claims = 0, 0
+        """By how much the ends of a range are other ones in the answer's header."""
         self.secret: str | None = None
         """The query without which nothing is given."""
         self.url = ""
@@ -83,7 +85,8 @@ def _send(handler: BaseHTTPRequestHandler, files: WebFiles, file: Path) -> None:
             handler.end_headers()
             return
         handler.send_response(206)
-        handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        first, last = start + files.claims[0], stop - 1 + files.claims[1]
+        handler.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
     else:
         handler.send_response(200)
     handler.send_header("Content-Length", str(stop - start))
