@@ -99,7 +99,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("stride", [51, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [51, pytest.param(13, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_bare_number_or_text_is_no_checkpoint(tmp_path: Path, verb: str, stride: int) -> None:
     for number, data in enumerate(

@@ -337,7 +337,7 @@ def test_a_large_chunk_of_equal_bytes_is_not_refused() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_chunk_is_unpacked_in_place(codec: str) -> None:
     """Only blosc, which gives no part of its data, takes memory for a chunk beside the target; zstd 22 its window."""
-    nbytes = 256 << 20
+    nbytes = 128 << 20
     array = array_of((nbytes,), "uint8", codec)
     data = encode(array, np.zeros(nbytes, np.uint8))
     target = np.ones(nbytes, np.uint8)

@@ -40,15 +40,14 @@ def _lines(name: str, folder: Path, devices: int, kill_after: int | None) -> lis
 
 
 @pytest.mark.parametrize("name", ["nnx", "equinox", "linen"])
-def test_losses_after_kills_are_those_of_a_training_that_was_never_killed(name: str, tmp_path: Path) -> None:
+def test_losses_after_a_kill_are_those_of_a_training_that_was_never_killed(name: str, tmp_path: Path) -> None:
     wanted = dict(_lines(name, tmp_path / "whole", 1, None))
     assert sorted(wanted) == list(range(_LAST))
     assert len(set(wanted.values())) > _LAST // 2
     chance = random.Random(name)
-    lives = [_lines(name, tmp_path / "run", devices, chance.randrange(2, 11)) for devices in (2, 4)]
-    lives.append(_lines(name, tmp_path / "run", 1, None))
+    lives = [_lines(name, tmp_path / "run", 4, chance.randrange(2, 11)), _lines(name, tmp_path / "run", 1, None)]
     for life in lives:
         assert dict(life) == {number: wanted[number] for number, _ in life}
-    assert lives[-1][0][0] > 0  # something was saved before the kills
+    assert lives[-1][0][0] > 0  # something was saved before the kill
     assert len(lives[-1]) >= _AHEAD
     assert tr.Run(tmp_path / "run").latest() == _LAST - 1

@@ -420,8 +420,8 @@ def test_whoever_holds_a_step_has_it_however_the_two_meet(remover: str, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remover", REMOVERS)
-def test_every_order_of_the_two_is_safe(remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(outcomes(monkeypatch, remover, stride=1)) == {True, False}
+def test_many_orders_of_the_two_are_safe(remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(outcomes(monkeypatch, remover, stride=3)) == {True, False}
 
 
 @pytest.mark.parametrize("blind", ["treering._runs.save_step.end_leases", "treering._runs.leases.Lease._prove"])

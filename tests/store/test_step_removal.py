@@ -315,7 +315,7 @@ def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPa
     [
         ("KILL_BEFORE", 8),
         ("EIO EIO_AFTER ENOSPC EMFILE SHORT", 23),
-        pytest.param("KILL_BEFORE EIO EIO_AFTER ENOSPC EMFILE SHORT", 1, marks=pytest.mark.slow),
+        pytest.param("KILL_BEFORE EIO EIO_AFTER ENOSPC EMFILE SHORT", 3, marks=pytest.mark.slow),
     ],
 )
 def test_faults_here_and_there(tmp_path: Path, kinds: str, stride: int) -> None:
