@@ -13,7 +13,7 @@ import pytest
 
 import treering as tr
 from tests.buckets import MemoryBucket, install
-from treering._codec.key_document import INDEX_FORM, placeholder
+from treering._codec.key_document import INDEX_FORM, attempts_in, placeholder
 from treering._store.api import Entry, Held, Kind, Outcome, Store
 from treering._store.failures import naming
 from treering._store.objects.client import ObstoreClient
@@ -112,25 +112,84 @@ def test_the_time_is_that_of_the_bucket() -> None:
 
 
 def test_the_time_is_asked_of_the_bucket_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Request] = []
-
-    class NotingBucket(MemoryBucket):
-        def perform(self, request: Request) -> Answer:
-            asked.append(request)
-            return super().perform(request)
-
-    bucket = NotingBucket()
+    bucket = MemoryBucket()
     bucket.time = 5000.0
     transaction = ObjectStore(bucket, "", PurePath("bucket")).transaction()
     first = transaction.now()
-    count = len(asked)
+    count = len(bucket.requests)
     assert count
     assert first <= transaction.now() < first + 60
-    assert len(asked) == count
+    assert len(bucket.requests) == count
     later = time.monotonic() + 90_000
     monkeypatch.setattr(time, "monotonic", lambda: later)
     transaction.now()
-    assert len(asked) > count
+    assert len(bucket.requests) > count
+
+
+def old_tombstone(bucket: MemoryBucket) -> tuple[ObjectStore, Entry]:
+    """Leave a tombstone in an empty bucket for more than a day, and begin an attempt beside it."""
+    bucket.time = 1000.0
+    store = ObjectStore(bucket, "", PurePath("bucket"))
+    store.replace("treering.json", placeholder())
+    found = found_in(store)
+    bucket.time += 90_000
+    store.transaction("document").begin("marker", None)
+    return store, found
+
+
+def deletes(bucket: MemoryBucket) -> int:
+    return sum(isinstance(asked, Delete) and asked.names == ("treering.json",) for asked in bucket.requests)
+
+
+def test_a_tombstone_goes_though_an_answer_is_lost() -> None:
+    bucket = MemoryBucket()
+    store, found = old_tombstone(bucket)
+    bucket.meet = lambda asked: (
+        Answer(Status.NO_ANSWER, reason="reset") if isinstance(asked, Delete) and deletes(bucket) == 1 else None
+    )
+    assert store.transaction().delete_tombstone(found)
+    assert deletes(bucket) == 2
+    assert "treering.json" not in store.names()
+
+
+def test_a_tombstone_that_may_not_go_is_asked_for_once() -> None:
+    bucket = MemoryBucket()
+    store, found = old_tombstone(bucket)
+    bucket.meet = lambda asked: Answer(Status.REFUSED) if isinstance(asked, Delete) else None
+    assert not store.transaction().delete_tombstone(found)
+    assert deletes(bucket) == 1
+
+
+def test_a_tombstone_stays_where_a_refusal_says_nothing_of_versions() -> None:
+    bucket = MemoryBucket()
+    bucket.meet = lambda asked: (
+        Answer(Status.REFUSED, sure=False) if isinstance(asked, Delete) and asked.condition is not None else None
+    )
+    store, found = old_tombstone(bucket)
+    assert not store.transaction().delete_tombstone(found)
+    assert deletes(bucket) == 0
+
+
+def test_after_an_interrupt_the_document_tells_that_it_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch)
+    tr.save("memory://bucket/run", {"step": 1})
+    data = bucket.data("bucket/run/treering.json")
+    other = MemoryBucket()
+    store = ObjectStore(other, "", PurePath("bucket"))
+    store.replace("treering.json", placeholder())
+    transaction = store.transaction("treering.json")
+    transaction.begin(journal_of(attempts_in(data)[0]), found_in(store).version)
+
+    def interrupt(asked: Request) -> None:
+        if isinstance(asked, Put) and asked.name == "treering.json":
+            other.answer(asked)
+            other.meet = lambda _: None
+            raise KeyboardInterrupt
+
+    other.meet = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        transaction.commit(data)
+    assert transaction.committed()
 
 
 def test_a_tombstone_is_deleted_only_a_day_later_and_where_that_was_tried() -> None:
