@@ -252,7 +252,20 @@ def test_a_wrong_path_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.
         treering.inspect(tmp_path / "stat.msgpack")
     with pytest.raises(NotFoundError) as caught:
         treering.inspect("zzzzzz")
-    assert caught.value.hint is None
+    assert caught.value.hint == f"the folder '{tmp_path}' has nothing named 'zzzzzz'"
+
+
+def test_a_path_that_is_not_there_is_told_with_where_it_stops_being_there(tmp_path: Path) -> None:
+    for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
+        with pytest.raises(NotFoundError) as caught:
+            refusing(tmp_path / "lost" / "run" / "7")
+        assert caught.value.hint == f"the folder '{tmp_path}' has nothing named 'lost'"
+
+
+def test_a_base_that_is_not_there_is_told_with_the_name_that_is_like_it(tmp_path: Path) -> None:
+    treering.save(tmp_path / "step_1", {"a": 1})
+    with pytest.raises(NotFoundError, match=f"base=: could not read .*; did you mean '{tmp_path}/step_1'"):
+        treering.save(tmp_path / "step_2", {"a": 2}, base=tmp_path / "stp_1")
 
 
 @pytest.mark.parametrize("path", ["~/checkpoint", "~", "~somebody/x"])

@@ -324,22 +324,3 @@ def test_no_module_takes_what_an_interrupt_can_lose() -> None:
     ]
     # The text that explains what is wrong with it.
     assert found == ["_store/posix/descriptors.py: os.open("]
-
-
-def test_a_path_that_is_not_there_is_told_with_the_name_that_is_like_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    treering.save(tmp_path / "step-final", {"a": 1})
-    for wrong, right in ((tmp_path / "step_final", tmp_path / "step-final"), ("stepfinal", "step-final")):
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(NotFoundError) as caught:
-            treering.load(wrong)
-        assert caught.value.hint is not None
-        assert caught.value.hint.endswith(f"{right}'?")
-
-
-def test_a_path_that_is_not_there_is_told_with_where_it_stops_being_there(tmp_path: Path) -> None:
-    for function in (treering.load, treering.open, treering.verify, treering.inspect):
-        with pytest.raises(NotFoundError) as caught:
-            function(tmp_path / "lost" / "run" / "7")
-        assert caught.value.hint == f"the folder '{tmp_path}' has nothing named 'lost'"

@@ -40,7 +40,7 @@ from treering._store.open_folder import OpenFolder
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums
 from treering._values.telemetry import phase
-from treering.errors import TreeringError, UnsupportedError
+from treering.errors import NotFoundError, TreeringError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -169,11 +169,16 @@ class OlderCheckpoint:
 
 def _refused_base(path: Path, error: TreeringError) -> TreeringError:
     """Return the error for a base that cannot be one."""
-    with contextlib.suppress(TreeringError):
-        if (form := detect(path)) is not Form.CHECKPOINT:
-            hint = (
-                "pass the folder of one step" if form is Form.RUN else "save the tree to a folder once, and pass that"
-            )
+    try:
+        form = detect(path)
+    except NotFoundError as missing:
+        error = missing  # it says what is there instead
+    except TreeringError:
+        pass
+    else:
+        if form is not Form.CHECKPOINT:
+            step = "pass the folder of one step"
+            hint = step if form is Form.RUN else "save the tree to a folder once, and pass that"
             return UnsupportedError(f"base is {os.fspath(path)!r}, which is no checkpoint but: {form.value}", hint=hint)
     return reword(error, "no files can be shared with base=")
 

@@ -24,12 +24,14 @@ from treering._store.resolve import (
     absolute,
     find_at,
     is_folder,
+    is_on_disk,
     is_seen,
     located,
     names_at,
     open_file,
     places_at,
     refuse_linked,
+    resolved,
     store_at,
 )
 from treering._values.checkpoint_names import RUN_DOCUMENT, step_of_name
@@ -409,13 +411,16 @@ def _is_text(first: bytes) -> bool:
 
 
 def _instead_of(place: Path) -> str | None:
-    """Say what was probably meant by a path that leads nowhere: the nearest name where the way breaks off."""
+    """Say of a path that leads nowhere where the way breaks off, and the nearest name there, if there is one."""
     if place.parts[:1] and place.parts[0].startswith("~"):
         return "'~' is not expanded here; os.path.expanduser does it"
     breaks = (pair for pair in itertools.pairwise([place, *place.parents]) if _leads_on(pair[1]))
     missing, folder = next(breaks, (place, place))
-    close = near(missing.name, names_at(folder))
-    return f"did you mean {os.fspath(folder / close)!r}?" if close else None
+    if close := near(missing.name, names_at(folder)):
+        return f"did you mean {os.fspath(folder / close)!r}?"
+    # In a bucket every folder is there.
+    is_told = missing != folder and is_on_disk(folder)
+    return f"the folder {os.fspath(resolved(folder))!r} has nothing named {missing.name!r}" if is_told else None
 
 
 def _folder(place: Path) -> Form | ForeignForm:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ _HINTS = {
     errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
 }
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_MOST_NAMES = 1000
 
 
 class naming:  # noqa: N801 - reads as a function; a generator would cost each of ten thousand leaves a microsecond
@@ -51,7 +49,7 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, errors.TreeringError):
             reading = self._action == "read" and error.errno != errno.EMFILE  # the other hints are about writing
-            hint = hint_at_near(error, self._shown) if reading else _hint(error.errno or 0, self._shown)
+            hint = None if reading else _hint(error.errno or 0, self._shown)
             # A server's answer is told in full by the message; what led to it is of no use to a reader.
             cause = None if "://" in self._shown else error
             raise errors.StoreError.of(error, self._shown, self._action, hint=hint) from cause
@@ -63,29 +61,6 @@ def _hint(reason: int, shown: str) -> str | None:
     if (hint := _HINTS.get(reason)) and reason in _NO_ROOM and _holds_something(shown):
         return f"{hint}; the path is unchanged"
     return hint
-
-
-def hint_at_near(error: OSError, path: str | os.PathLike[str]) -> str | None:
-    """Return where a path that is not there stops being there, and a name there like the one that was looked for.
-
-    None for any other error, and for a path of a bucket.
-    """
-    if error.errno != errno.ENOENT or "://" in os.fspath(path) or os.path.lexists(path):
-        return None
-    import difflib  # only a wrong path needs it
-
-    names: list[str] = []
-    try:
-        above, lost = os.path.split(os.path.abspath(path))
-        while not os.path.isdir(above) and above != os.path.dirname(above):
-            above, lost = os.path.split(above)
-        with os.scandir(above) as entries:
-            names += (entry.name for entry in itertools.islice(entries, _MOST_NAMES))
-    except OSError:  # the current folder is gone, or nobody may look into that one
-        return None
-    if close := difflib.get_close_matches(lost, names, n=1):
-        return f"did you mean {show_path(os.path.join(above, close[0]))!r}?"
-    return f"the folder {show_path(above)!r} has nothing named {show_path(lost)!r}"
 
 
 def _holds_something(path: str) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from treering._store.api import Reader, require_range
 from treering._store.crew import map_together
-from treering._store.failures import hint_at_near
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import READ, Folder, require_file
 from treering._values.human import pluralize
@@ -89,7 +88,7 @@ class LocalFile(Reader):
             require_file(found)
         except OSError as error:
             self.close()
-            raise StoreError.of(error, path, "read", hint=hint_at_near(error, path)) from error
+            raise StoreError.of(error, path, "read") from error
         except ValueError as error:  # a NUL, or half a surrogate pair
             cause = OSError(errno.EINVAL, f"this cannot be the name of a file ({error})")
             raise StoreError.of(cause, path, "read") from error
