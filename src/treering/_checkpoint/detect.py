@@ -24,7 +24,6 @@ from treering._store.resolve import (
     absolute,
     find_at,
     is_folder,
-    is_on_disk,
     is_seen,
     located,
     names_at,
@@ -418,8 +417,8 @@ def _instead_of(place: Path) -> str | None:
     missing, folder = next(breaks, (place, place))
     if close := near(missing.name, names_at(folder)):
         return f"did you mean {os.fspath(folder / close)!r}?"
-    # In a bucket every folder is there.
-    is_told = missing != folder and is_on_disk(folder)
+    # In a bucket any folder may be there, and to ask would be one more request.
+    is_told = missing != folder and not store_at(folder).asks_by_request
     return f"the folder {os.fspath(resolved(folder))!r} has nothing named {missing.name!r}" if is_told else None
 
 
