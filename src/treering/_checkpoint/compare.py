@@ -174,7 +174,7 @@ def _refused_base(path: Path, error: TreeringError) -> TreeringError:
     except NotFoundError as missing:
         error = missing  # it says what is there instead
     except TreeringError:
-        pass
+        pass  # what refused the base first says more
     else:
         if form is not Form.CHECKPOINT:
             step = "pass the folder of one step"

@@ -410,7 +410,7 @@ def _is_text(first: bytes) -> bool:
 
 
 def _instead_of(place: Path) -> str | None:
-    """Say of a path that leads nowhere where the way breaks off, and the nearest name there, if there is one."""
+    """Return a hint for a path that leads nowhere: the name that was probably meant, or the folder that lacks it."""
     if place.parts[:1] and place.parts[0].startswith("~"):
         return "'~' is not expanded here; os.path.expanduser does it"
     breaks = (pair for pair in itertools.pairwise([place, *place.parents]) if _leads_on(pair[1]))
