@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import os
 import threading
@@ -210,11 +209,9 @@ class ForeignArrays:
         grid = self._grids[leaf]
         with naming_leaf(self._index.keys[leaf]):
             found = self._fetched.pop((leaf, chunk), None) or grid.fetch(chunk)
-            if isinstance(found, bytes):
-                decode(grid.layout, io.BytesIO(found).read, len(found), view_as_stored(grid.layout, into))
-            elif found is not None:
-                read = io.BufferedReader(_ChunkFile(found), max(1, min(found.size, _FAR_WINDOW))).read
-                decode(grid.layout, read, found.size, view_as_stored(grid.layout, into))
+            if found is not None:
+                data = _Sequence(found, _FAR_WINDOW if self._is_far else 0)
+                decode(grid.layout, data.read, data.size, view_as_stored(grid.layout, into))
             elif grid.absent_is_zero:
                 into[...] = np.zeros((), into.dtype)
             else:
@@ -222,21 +219,24 @@ class ForeignArrays:
                 raise CorruptError(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
 
 
-class _ChunkFile(io.RawIOBase):
-    """The bytes of a chunk that lies in a file, from its beginning on."""
+class _Sequence:
+    """The bytes of a chunk from its beginning on; those that lie in a file are read as they are wanted."""
 
-    def __init__(self, found: ByteRange) -> None:
+    def __init__(self, found: bytes | ByteRange, window: int) -> None:
         self._found = found
-        self._at = 0
+        self._window = window
+        self._held, self._at, self._next = (found, 0, len(found)) if isinstance(found, bytes) else (b"", 0, 0)
+        self.size = len(found) if isinstance(found, bytes) else found.size
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        count = min(len(into), self._found.size - self._at)
-        into[:count] = self._found.read(self._at, count)
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, of which there are so many."""
+        if self._at + count > len(self._held) and isinstance(self._found, ByteRange):
+            rest = self._held[self._at :]
+            more = min(max(count - len(rest), self._window), self.size - self._next)
+            self._held, self._at = rest + self._found.read(self._next, more), 0
+            self._next += more
         self._at += count
-        return count
+        return self._held[self._at - count : self._at]
 
 
 def _crc_of_boxes(request: ReadRequest, sides: Box, crc: int) -> int:
