@@ -259,14 +259,17 @@ def test_several_are_closed_together_also_where_one_cannot_be_opened(tmp_path: P
     for name in "abc":
         (tmp_path / name).touch()
     file = opened(tmp_path)
-    some = file.open_each(os.open, [tmp_path / "a", tmp_path / "b"], [os.O_RDONLY] * 2)
+    numbers = []
+
+    def noted(path: Path) -> int:
+        numbers.append(os.open(path, os.O_RDONLY))
+        return numbers[-1]
+
+    assert file.open_each(noted, [tmp_path / "a", tmp_path / "b"]) == numbers
     with pytest.raises(FileNotFoundError):
-        file.open_each(os.open, [tmp_path / "c", tmp_path / "none"], [os.O_RDONLY] * 2)
+        file.open_each(noted, [tmp_path / "c", tmp_path / "none"])
     # Threads of other tests may get a number that is free again, so what lies behind it is compared.
-    [third] = [
-        number for number in range(file.number, some[-1] + 64) if lies_behind(number) == (tmp_path / "c").stat().st_ino
-    ]
-    held = {number: lies_behind(number) for number in (file.number, *some, third)}
+    held = {number: lies_behind(number) for number in (file.number, *numbers)}
     assert None not in held.values()
     file.close()
     assert not [number for number, inode in held.items() if lies_behind(number) == inode]
