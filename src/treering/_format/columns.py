@@ -493,6 +493,6 @@ def decode_values(
 
 def _iter_unstored(types: Sequence[LeafType], leaf_types: Sequence[int]) -> Iterator[tuple[int, str]]:
     kinds = [None if kind.stored else kind.kind for kind in types]
-    for leaf, number in enumerate(leaf_types):
+    for leaf, number in enumerate(leaf_types if any(kinds) else ()):
         if (kind := kinds[number]) is not None:
             yield leaf, kind

@@ -373,7 +373,9 @@ def _check_tiles(index: Index) -> None:
     chunks = index.chunks
     for number, file in enumerate(index.files):
         rows = chunks.of_file(number)
-        begins, sizes = [chunks.offset[row] for row in rows], [chunks.nbytes[row] for row in rows]
+        begins, sizes = chunks.offset, chunks.nbytes
+        if rows != range(len(chunks)):
+            begins, sizes = [begins[row] for row in rows], [sizes[row] for row in rows]
         if list(itertools.accumulate(sizes, initial=file.header)) == [*begins, file.nbytes]:
             continue
         if index.gapped:

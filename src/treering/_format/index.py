@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -128,7 +129,7 @@ class Chunks:
     """How many bytes: the box in C order, little endian."""
     block: Sequence[int]
     """Bytes of a checksummed block."""
-    _of_files: dict[int, list[int]] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    _of_files: dict[int, Sequence[int]] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     """The rows of each file, once somebody asked: of a thousand files in one look at the columns."""
     _first_blocks: list[int] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
     """What `first_blocks` returns, once somebody asked."""
@@ -154,7 +155,7 @@ class Chunks:
         return self._first_blocks
 
     def of_file(self, file: int) -> Sequence[int]:
-        """Return the numbers of the rows of one file, in the order in which they lie there.
+        """Return the numbers of the rows of one file, in the order in which they lie there; a range, if it has all.
 
         Example:
             >>> rows = dict(leaf=[0, 1, 2], box=[None] * 3, offset=[68, 0, 0], nbytes=[4, 4, 64], block=[65536] * 3)
@@ -162,14 +163,14 @@ class Chunks:
             [2, 0]
         """
         if not self._of_files and self.file:
-            found: dict[int, list[int]] = {}
-            if len(set(self.file)) == 1:
-                found[self.file[0]] = list(range(len(self.file)))
-            else:
-                for number, place in enumerate(self.file):
-                    found.setdefault(place, []).append(number)
-            # Empty arrays lie where the next one starts; among themselves they keep their order.
             offset, nbytes = self.offset, self.nbytes
+            if len(set(self.file)) == 1 and all(map(operator.lt, offset, itertools.islice(offset, 1, None))):
+                self._of_files[self.file[0]] = range(len(self.file))
+                return self._of_files.get(file, ())
+            found: dict[int, list[int]] = {}
+            for number, place in enumerate(self.file):
+                found.setdefault(place, []).append(number)
+            # Empty arrays lie where the next one starts; among themselves they keep their order.
             key = offset.__getitem__ if all(nbytes) else lambda row: 2 * offset[row] + (nbytes[row] > 0)
             for rows in found.values():
                 rows.sort(key=key)
@@ -308,13 +309,15 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes]) -> str
         file: number of the file.
         header: the file's bytes before its data, whole or in pieces.
     """
-    starts, table = index.chunks.first_blocks(), index.checksums
-    if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
+    starts, table, rows = index.chunks.first_blocks(), index.checksums, index.chunks.of_file(file)
+    if rows == range(len(index.chunks)):
+        in_order = table
+    elif starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
         sums = table.tolist()
-        in_order = array("Q", [sums[chunk] for chunk in index.chunks.of_file(file)])
+        in_order = array("Q", [sums[chunk] for chunk in rows])
     else:
         in_order = array("Q")
-        for chunk in index.chunks.of_file(file):
+        for chunk in rows:
             in_order.extend(table[starts[chunk] : starts[chunk + 1]])
     pieces = (header,) if isinstance(header, bytes) else header
     return digest(itertools.chain(pieces, (pack_checksums(in_order),)))
