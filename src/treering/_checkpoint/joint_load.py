@@ -388,7 +388,7 @@ class LoadGroup:
         """Return the leaves of some deliveries, in their order: read here, or exchanged with the others.
 
         Raises:
-            TreeringError: as `_checkpoint.arrivals.read_batches`; TimedOutError and ProcessFailedError where others
+            TreeringError: as `_arrays.delivered.read_batches`; TimedOutError and ProcessFailedError where others
                 are missing.
         """
         if not self.joined:

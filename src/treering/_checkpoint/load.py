@@ -371,14 +371,16 @@ def load_parts(
         report = ReadProgress(progress, total := sum(some.nbytes for some in batches))
         for some in batches:
             found = group.read_batches(source, some, report)
-            for number, (place, stored) in enumerate(zip(some.numbers, some.leaves, strict=True)):
+            for number, stored in enumerate(some.leaves if callback is not None else ()):
                 # Here nothing of a batch outlives its callbacks.
                 leaf, found[number] = found[number], None
                 if callback is not None and _is_array(source.index, stored):
                     group.seen = True
                     leaf = callback(leaf, source.index.keys[stored])
-                leaves[place] = leaf
+                found[number] = leaf
                 del leaf
+            for place, leaf in zip(some.numbers, found, strict=True):
+                leaves[place] = leaf
         moved.nbytes = total
     rest = iter(leaves)
     return [one.tree(source, list(itertools.islice(rest, len(one.placements)))) for one in parts]
