@@ -292,7 +292,8 @@ def find_writer(path: Path, shown: str, to: str | None) -> TargetWriter:
     usual = next((writer for writer in _WRITERS if writer.suffix == suffix), _WRITERS[0])
     found = usual if to is None else next((writer for writer in _WRITERS if writer.form == to), None)
     if found is None and (found := _find_plug_in(to)) is None:
-        raise UnsupportedError(f"to={to!r:.100} is not a form that can be written", hint=", ".join(FORMS))
+        hint = f"use one of {', '.join(FORMS)}, or none: then the path's ending decides"
+        raise UnsupportedError(f"to={to!r:.100} is not a form that can be written", hint=hint)
     if found.suffix != (suffix if suffix in (found.suffix, *SUFFIXES) else ""):
         hint = f"a path that ends in {', '.join(SUFFIXES)} becomes such a file, any other a folder"
         hint = hint if found in _WRITERS else f"its paths end in {found.suffix!r}"
