@@ -8,14 +8,17 @@ import pytest
 from benchmarks import compare
 
 OLD = """
-import json, pathlib, sys
+import json, pathlib, sys, time
 turn = pathlib.Path("turn")
 count = int(turn.read_text()) if turn.exists() else 0
 turn.write_text(str(count + 1))
 seconds = SECONDS[count]
 job = {"workload": "A", "leaves": "jax", "group": sys.argv[1]}
-print(json.dumps({"jobs": [job | {"outcomes": [
-    {"case": "treering", "seconds": [seconds]}, {"case": "Orbax", "seconds": [1.0]}]}]}))
+
+def main():
+    cpu = time.perf_counter is time.process_time
+    print(json.dumps({"jobs": [job | {"outcomes": [
+        {"case": "treering", "seconds": [seconds]}, {"case": "Orbax", "seconds": [7.0 if cpu else 1.0]}]}]}))
 """
 
 
@@ -61,3 +64,17 @@ def test_other_libraries_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> 
     assert last.endswith("only in one checkout: none")
     assert rows
     assert all(": treering" in row.replace("| ", ": ") for row in rows)
+
+
+@pytest.mark.parametrize(("options", "seconds"), [([], "1 s"), (["--cpu"], "7 s")])
+def test_processor_time_may_be_compared(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    options: list[str],
+    seconds: str,
+) -> None:
+    monkeypatch.setattr(compare, "_HERE", checkout(tmp_path / "new", [1.0]))
+    compare.main([str(checkout(tmp_path / "old", [1.0])), "save", "--turns", "1", *options])
+    assert f"| Orbax: {seconds}, 1.00" in capsys.readouterr().out
