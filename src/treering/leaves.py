@@ -15,8 +15,7 @@ from jax.tree_util import FlattenedIndexKey
 
 from treering._leaves.commit import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
-from treering._leaves.plan import LeavesSaveOptions
-from treering._leaves.serialize import counted_leaves, serialize
+from treering._leaves.serialize import LeavesSaveOptions, counted_leaves, serialize
 from treering._store.resolve import leaves_path
 from treering._tree.registry import has_shape_and_dtype
 from treering._tree.state_dict import map_with_path

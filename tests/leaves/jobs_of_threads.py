@@ -13,8 +13,7 @@ import pytest
 from treering._arrays import outgoing as outgoing_module
 from treering._coordination.operations import Call, derive_attempt
 from treering._leaves import serialize
-from treering._leaves.plan import LeavesSaveOptions
-from treering._leaves.serialize import serialize_together
+from treering._leaves.serialize import LeavesSaveOptions, serialize_together
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box
 from treering._values.processes import Processes

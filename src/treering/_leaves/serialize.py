@@ -1,23 +1,25 @@
 """A tree -> a leaves directory, by this process alone, with others, or through a manager of the caller's.
 
-In a joint save each process writes its own chunk files; process 0 makes the folder of the attempt, writes every
-``.zarray``, and commits. The directory is durable when this returns on any of them. A manager writes jax arrays into
-the staged folders of the save. When it has, what lies there is read back, compared with the tree, and committed: in the
-manager's own commit callback, after the call returned.
+The plan follows from shapes and shardings, so each process of a job comes to the same shares by itself and hands in no
+more than sizes and checksums. In a joint save each process writes its own chunk files; process 0 makes the folder of
+the attempt, writes every ``.zarray``, and commits. The directory is durable when this returns on any of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import os
-import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import xxhash
 
 from treering._arrays.host import this_processes
+from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
@@ -26,41 +28,68 @@ from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.joint_driver import JointShare, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
-from treering._checkpoint.save_options import SaveOptions, require_one_of, require_value
+from treering._checkpoint.save_options import HostLocal, SaveOptions, require_one_of, require_value, versions
 from treering._checkpoint.transaction import JoinedFolder
-from treering._codec import zarr
-from treering._codec.zarr_chunks import check_chunk_file
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
+from treering._codec.zarr_chunks import require_known_compressor
 from treering._coordination.job_handshake import counted_save, next_sequence
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._coordination.operations import Call
 from treering._format.index import LeafType
 from treering._format.selection import Selection
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import begin_save, commit_record, list_later, unfinished_update
+from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.index import LEAVES_INDEX
-from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, arrays_of
-from treering._leaves.plan import LeafShares, LeavesSaveOptions, PlannedLeaves, plan_leaves
+from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, arrays_of, folder_of, prefix_folder
+from treering._leaves.managed import ManagedSave, begin_writes, check_manager, managed_leaves
+from treering._plan.chunks import balanced_chunk, chunk_shape, plan_writers, shared_chunk_shape
 from treering._printable import kind_of
-from treering._store.api import Store
-from treering._store.failures import naming
-from treering._store.leaves_api import LeafWriter, LeavesSave, opened_at
-from treering._store.resolve import (
-    begin_leaves_save,
-    find_at,
-    join_leaves_save,
-    leaves_path,
-    require_paths,
-    require_shared,
-)
+from treering._store.leaves_api import LeafWriter, LeavesSave
+from treering._store.resolve import find_at, join_leaves_save, leaves_path, require_paths, require_shared
 from treering._tree.flatten import Flattened, flatten
-from treering._values.checksums import block_bytes, block_checksums, block_count
+from treering._values.boxes import whole
+from treering._values.checksums import block_count
+from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering._values.leaves_names import ZARRAY, parts_of, staged_leaves
-from treering._values.processes import Processes
+from treering._values.processes import Processes, failure_of
 from treering._values.telemetry import report
 from treering._view.progress import showing
-from treering.errors import CorruptError, ExistsError, MismatchError, UnsupportedError
+from treering.errors import ExistsError, MismatchError, UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeavesSaveOptions:
+    """What a save goes by; ``treering.leaves.tree_serialize_leaves`` says what each option means."""
+
+    prefix: str | None = None
+    """Name of the tree."""
+    write_index: bool = True
+    """Whether the index is to name it."""
+    compressor: Mapping[str, Any] | None = None
+    """The compressor of the chunks."""
+    chunk_bytes: int | None = None
+    """The largest chunk."""
+    host_local: HostLocal = "first"
+    """Where leaves come from that each process holds alone."""
+    commit_callback: Callable[[], object] | None = None
+    """Called by process 0."""
+    progress: Progress | None = None
+    """Called with the bytes that this process has written."""
+    manager: Any = None
+    """What writes jax arrays, if it is not treering, such as jax's ``GlobalAsyncCheckpointManager``: its
+    ``serialize_with_paths(arrays, paths, on_commit_callback=...)`` begins to write arrays, each into the folder of its
+    path, and calls back when they are there; its ``wait_until_finished()`` waits for that."""
+    processes: Literal["all", "this"] = "all"
+    """Which processes of a job save the tree."""
+    timeout: float = 600.0
+    """Seconds to wait at one point for other processes."""
+
+    def digest(self) -> bytes:
+        """Return a few bytes that are the same on all processes that are given the same arguments."""
+        codec = None if self.compressor is None else sorted(self.compressor.items(), key=repr)
+        asked = (self.prefix or None, self.write_index, codec, self.chunk_bytes, self.host_local, self.manager is None)
+        return xxhash.xxh3_64_digest(repr(asked).encode("utf-8", "surrogatepass"))
 
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
@@ -117,12 +146,10 @@ def serialize_alone(
     new: bool = False,
 ) -> None:
     """Plan, write the chunks, make the record, and commit it; ``new``: only if no index lists any then."""
-    plan = plan_leaves(flat, leaves, options)
-    with begin_save(path, nbytes=plan.nbytes) as staged:
-        record = plan.record(staged.attempt)
-        sizes, checksums = write_leaves(
-            staged, record.folders, plan.leaves, arrays_of(record), progress=options.progress
-        )
+    draft = plan_leaves(flat, leaves, options)
+    with begin_save(path, nbytes=_stored_bytes(leaves)) as staged:
+        record = _begun(draft, staged.attempt)
+        sizes, checksums = write_leaves(staged, record, leaves, progress=options.progress)
         record = dataclasses.replace(record, sizes=sizes, checksums=checksums)
         watch.claim()
         commit_record(path, staged, record, write_index=options.write_index, new=new)
@@ -130,8 +157,125 @@ def serialize_alone(
         options.commit_callback()
 
 
+def _serialize_by_manager(path: Path, flat: Flattened, manager: Any, options: LeavesSaveOptions) -> None:
+    """Begin to write a tree into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
+
+    The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
+    """
+    check_manager(manager)
+    leaves = describe_leaves(flat)
+    draft = plan_leaves(flat, leaves, options)
+    manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
+    staged = begin_save(path, nbytes=_stored_bytes(leaves))
+    with contextlib.ExitStack() as undo:
+        undo.callback(staged.close)
+        managed, record = managed_leaves(flat, leaves, draft.folders), _begun(draft, staged.attempt)
+        _, checksums = write_leaves(staged, record, leaves, without=managed)
+        save = _managed_save(path, staged, dataclasses.replace(record, checksums=checksums), managed, options)
+        if managed:
+            begin_writes(manager, flat, managed, staged, save.finish)
+        else:
+            save.finish()
+        undo.pop_all()
+
+
+def _managed_save(
+    path: Path, staged: LeavesSave, record: LeavesRecord, managed: Mapping[int, str], options: LeavesSaveOptions
+) -> ManagedSave:
+    return ManagedSave(path, staged, record, managed, options.commit_callback, write_index=options.write_index)
+
+
+# ------------------------------------------------------------------------------------------------------------- the plan
+
+
+def plan_leaves(
+    flat: Flattened, leaves: DescribedLeaves, options: LeavesSaveOptions, *, processes: int = 1
+) -> LeavesRecord:
+    """Return the record of what will be written, without attempt, time, sizes and checksums.
+
+    Args:
+        flat: the tree.
+        leaves: its leaves.
+        options: the options of the save.
+        processes: how many processes save it together.
+
+    Raises:
+        UnsupportedError: a leaf, a key, the prefix, the compressor or the limit of chunks is not possible.
+    """
+    prefix = options.prefix
+    if not isinstance(prefix, str | None):
+        raise UnsupportedError(f"a prefix is a str, found {kind_of(prefix)}")
+    if prefix:
+        prefix_folder(prefix)
+    numbers: dict[ChunkLayout, int] = {}
+    found = _plan_layouts(leaves, flat.keys, options, processes)
+    leaf_layouts = [numbers.setdefault(layout, len(numbers)) for layout in found]
+    return LeavesRecord(
+        prefix=prefix or None,
+        written={"processes": processes} if processes > 1 else {},
+        meshes=leaves.meshes,
+        structure=flat.tokens,
+        keys=flat.keys,
+        types=leaves.types,
+        leaf_types=leaves.leaf_types,
+        values=leaves.values,
+        folders=[folder_of(prefix, flat.keys[number]) for number in leaves.sources],
+        layouts=tuple(numbers),
+        leaf_layouts=leaf_layouts,
+        structured=flat.structured,
+    )
+
+
+def _begun(draft: LeavesRecord, attempt: str) -> LeavesRecord:
+    """Return the record of a save that begins now; sizes and checksums come when the leaves are written."""
+    # Saves are put in the order of their times, so seconds would be too coarse.
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    return dataclasses.replace(draft, attempt=attempt, written={**versions(), "at": now, **draft.written})
+
+
+def _stored_bytes(leaves: DescribedLeaves) -> int:
+    """Return the bytes of all stored leaves, before any compressor."""
+    return sum(source.data.nbytes for sources in leaves.sources.values() for source in sources)
+
+
+def _plan_layouts(
+    leaves: DescribedLeaves, keys: Sequence[str], options: LeavesSaveOptions, processes: int
+) -> Iterator[ChunkLayout]:
+    """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
+    limit = options.chunk_bytes
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise UnsupportedError(f"chunk_bytes is {limit!r:.100}, but must be a number of bytes of at least 1")
+    codec = None if options.compressor is None else require_known_compressor(options.compressor)
+    # Chunks that several processes could write are small enough for them to share the work.
+    balanced = limit
+    if processes > 1:
+        least = balanced_chunk([leaves.layout_of(number) for number in leaves.sources], processes)
+        balanced = least if limit is None else min(least, limit)
+    known: dict[tuple[int, object], ChunkLayout] = {}
+    for number, sources in leaves.sources.items():
+        kind, held = leaves.leaf_types[number], leaves.shared_by(number)
+        boxes = tuple(source.box for source in sources)
+        key = (kind, boxes if held is None else id(held))
+        if key not in known:
+            shape = leaves.types[kind].shape or ()
+            with naming_leaf(keys[number]):
+                itemsize = itemsize_of(stored_dtype(leaves.types[kind].dtype or ""))
+                if len(shape) > MOST_AXES:
+                    axes = pluralize(len(shape), "axes")
+                    raise UnsupportedError(f"an array of {axes}; those of zarr v2 have at most {MOST_AXES}")
+            if held is None:
+                chunks = chunk_shape(shape, boxes, itemsize, limit)
+            else:
+                most = balanced if any(len(owners) > 1 for _, owners in held) else limit
+                chunks = shared_chunk_shape(shape, [box for box, _ in held], itemsize, most)
+            known[key] = ChunkLayout(chunks=chunks, compressor=codec)
+        yield known[key]
+
+
+# ------------------------------------------------------------------------------------------------------------- together
+
+
 _DIGEST_BYTES: Final = 8
-_PIECE_BYTES: Final = 8 << 20
 
 
 def serialize_together(
@@ -170,7 +314,7 @@ class _LeavesShare(JointShare):
 
     def __init__(self, call: Call, path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
         if options.manager is not None:
-            _check_manager(options.manager)
+            check_manager(options.manager)
             options.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
         leaves = describe_leaves(flat, call.processes)
         super().__init__(call, flat, leaves, compares_local=options.host_local == "equal")
@@ -183,12 +327,16 @@ class _LeavesShare(JointShare):
 
     def plan(self) -> None:
         options, call = self._options, self._call
-        plan = plan_leaves(self._flat, self._leaves, options, processes=call.processes.count)
-        self._record: LeavesRecord = plan.record(call.attempt)
-        self.managed: dict[int, str] = {} if options.manager is None else _managed(plan)
-        self._own, self._arrays = plan.without(self.managed, arrays_of(self._record))
-        self._shares = LeafShares(self._own, self._arrays, call.processes.count)
+        draft = plan_leaves(self._flat, self._leaves, options, processes=call.processes.count)
+        self._record: LeavesRecord = _begun(draft, call.attempt)
+        self.managed: dict[int, str] = {}
+        if options.manager is not None:
+            self.managed = managed_leaves(self._flat, self._leaves, draft.folders, spread=True)
+        layouts = zip(self._leaves.sources, arrays_of(self._record), strict=True)
+        arrays = {number: layout for number, layout in layouts if number not in self.managed}
+        self._shares = LeafShares(self._leaves, self._flat.keys, arrays, call.processes.count)
         self._share = self._shares.of(call.processes.this)
+        self._nbytes = self._shares.nbytes(self._share)
 
     def signature(self) -> bytes:
         return self._options.digest() + super().signature()
@@ -201,23 +349,22 @@ class _LeavesShare(JointShare):
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
-        nbytes = self._shares.nbytes(self._share)
-        self._writer = self._staged = begin_save(self._path, call.attempt, live=call.live_attempts, nbytes=nbytes)
+        self._staged = begin_save(self._path, call.attempt, live=call.live_attempts, nbytes=self._nbytes)
+        self._writer = self._staged
         held.callback(self._close)
         return FolderMessageBoard(self._staged.store)
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del folder
-        nbytes = self._shares.nbytes(self._share)
-        self._writer = held.enter_context(join_leaves_save(self._path, self._call.attempt, nbytes))
+        self._writer = held.enter_context(join_leaves_save(self._path, self._call.attempt, self._nbytes))
 
     def prepare(self) -> bytes:
         writer = self._writer
         if writer is None:
             raise RuntimeError("the directory comes before the data")
         sizes, checksums = write_leaves(
-            writer, self._own.folders, self._own.leaves, self._arrays,
-            progress=self._options.progress, chunks=self._share, headed=not self._call.processes.this,
+            writer, self._record, self._leaves, without=self.managed, progress=self._options.progress,
+            chunks=self._share, headed=not self._call.processes.this,
         )  # fmt: skip
         handed_in = self.hand_in(array("Q", sizes), checksums)
         if self._staged is None or not self.managed:  # else all is made durable when the manager has written
@@ -242,12 +389,12 @@ class _LeavesShare(JointShare):
         if manager is None or writer is None or not self.managed:
             return
         if staged is None:
-            _begin_writes(manager, self._flat, self.managed, writer, lambda: None)
+            begin_writes(manager, self._flat, self.managed, writer, lambda: None)
         elif self._agreed is not None:
             staged.roll_back()  # if this fails, what others write is swept by the next save
-            save = _ManagedSave(self._path, staged, self._agreed, self.managed, self._options)
+            save = _managed_save(self._path, staged, self._agreed, self.managed, self._options)
             # It is called on process 0 when all processes have written.
-            _begin_writes(manager, self._flat, self.managed, staged, save.finish)
+            begin_writes(manager, self._flat, self.managed, staged, save.finish)
             self._staged = None
 
     def _close(self) -> None:
@@ -255,183 +402,82 @@ class _LeavesShare(JointShare):
             self._staged.close()
 
 
-# --------------------------------------------------------------------------------------------------------- by a manager
+class LeafShares:
+    """Who writes what.
 
+    Args:
+        leaves: the leaves.
+        keys: key texts of all leaves, for errors.
+        arrays: leaf number -> the array, of each stored leaf that is shared out.
+        processes: how many there are.
 
-def _managed(plan: PlannedLeaves) -> dict[int, str]:
-    """Return the leaves that a manager gets, and their folders: those that lie with several processes.
-
-    Of all others each process would write its own, in the same place.
-    """
-    return {
-        number: folder
-        for number, folder in _managed_leaves(plan).items()
-        if (held := plan.leaves.shared_by(number)) and len({owner for _, owners in held for owner in owners}) > 1
-    }
-
-
-def _serialize_by_manager(path: Path, flat: Flattened, manager: Any, options: LeavesSaveOptions) -> None:
-    """Begin to write a tree into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
-
-    The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
-    """
-    _check_manager(manager)
-    plan = plan_leaves(flat, describe_leaves(flat), options)
-    manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = begin_leaves_save(path, unfinished_update, list_later, nbytes=plan.nbytes)
-    with contextlib.ExitStack() as undo:
-        undo.callback(staged.close)
-        managed = _managed_leaves(plan)
-        record = plan.record(staged.attempt)
-        own, arrays = plan.without(managed, arrays_of(record))
-        _, checksums = write_leaves(staged, own.folders, own.leaves, arrays)
-        save = _ManagedSave(path, staged, dataclasses.replace(record, checksums=checksums), managed, options)
-        if managed:
-            _begin_writes(manager, flat, managed, staged, save.finish)
-        else:
-            save.finish()
-        undo.pop_all()
-
-
-def _begin_writes(
-    manager: Any, flat: Flattened, managed: Mapping[int, str], writer: LeafWriter, finish: Callable[[], None]
-) -> None:
-    """Give a manager its leaves, and the folders where they are staged; it calls ``finish`` when they are written."""
-    above = writer.store.path.joinpath(*staged_leaves(writer.attempt))
-    for folder in managed.values():
-        writer.require_room(folder)
-        writer.write(folder.rpartition("/")[0], ())  # what a manager makes is its folder, not those on the way
-    arrays = [flat.leaves[number] for number in managed]
-    paths = [os.fspath(above.joinpath(*parts_of(folder))) for folder in managed.values()]
-    manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
-
-
-def _check_manager(manager: object) -> None:
-    """Refuse what has not the methods of a manager."""
-    for name in ("serialize_with_paths", "wait_until_finished"):
-        if not callable(getattr(manager, name, None)):
-            raise UnsupportedError(f"the manager, {kind_of(manager)}, has no method {name!r}")
-
-
-def _managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
-    """Return the numbers of the leaves that a manager can be given, and their folders."""
-    leaves, kinds = plan.leaves, plan.flat.kinds
-    known = [kind.dtype is not None and zarr.stored_dtype(kind.dtype) == kind.dtype for kind in leaves.types]
-    stored = zip(leaves.sources, plan.folders, strict=True)
-    return {number: folder for number, folder in stored if kinds[number] == "jax" and known[leaves.leaf_types[number]]}
-
-
-class _ManagedSave:
-    """A save that waits for its manager.
-
-    It holds no array and no manager: an array that the caller drops is freed, and where the manager fails, it drops
-    this object, and the staged files are removed with it.
+    Raises:
+        UnsupportedError: nobody holds a whole chunk of some leaf.
     """
 
     def __init__(
-        self, path: Path, staged: LeavesSave, record: LeavesRecord, managed: Iterable[int], options: LeavesSaveOptions
+        self, leaves: DescribedLeaves, keys: Sequence[str], arrays: Mapping[int, ZarrArray], processes: int
     ) -> None:
-        self._path = path.absolute()  # it is committed later, when the program may work in another folder
-        self._staged = staged
-        self._record = record
-        self._managed = frozenset(managed)
-        self._commit_callback = options.commit_callback
-        self._write_index = options.write_index
-        # Not at the end of the program: a forked child has that too, and the next save sweeps what is left.
-        weakref.finalize(self, staged.close).atexit = False
+        self._arrays = arrays
+        self._numbers = list(arrays)
+        self._alone = {number: range(chunk_count(found)) for number, found in arrays.items()}
+        layouts, chunks = [], []
+        for number, found in arrays.items():
+            layout, chunk = leaves.layout_of(number), found.chunks
+            if leaves.shared_by(number):
+                del self._alone[number]
+            else:
+                # The same everywhere, though processes may have other things in its place.
+                layout = dataclasses.replace(layout, boxes=((whole(layout.shape), (0,)),))
+                chunk = tuple(max(size, 1) for size in layout.shape)
+            layouts.append(layout)
+            chunks.append(chunk)
+        self._writers = plan_writers(layouts, chunks, processes, [keys[number] for number in arrays])
 
-    def finish(self) -> None:
-        """Commit what the manager wrote."""
-        with report("save", self._path), contextlib.closing(self._staged) as staged:
-            record = _add_managed(self._record, self._managed, staged)
-            commit_record(self._path, staged, record, write_index=self._write_index)
-        if self._commit_callback is not None:
-            self._commit_callback()
+    def of(self, process: int) -> dict[int, Sequence[int]]:
+        """Return what one process writes: leaf number -> which of its chunks, ascending."""
+        chunks: dict[int, Any] = {}
+        for place, chunk in self._writers.parts_of(process):
+            chunks.setdefault(self._numbers[place], []).append(chunk)
+        return chunks if process else dict(sorted((chunks | self._alone).items()))
 
+    def nbytes(self, share: Mapping[int, Sequence[int]]) -> int:
+        """Return how many bytes a share is, before any compressor."""
+        return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.items())
 
-def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: LeavesSave) -> LeavesRecord:
-    """Return the whole record: with the layouts and checksums of what the manager wrote, which gets our marker."""
-    layouts: dict[ChunkLayout, int] = {}
-    leaf_layouts: list[int] = []
-    sizes: list[int] = []
-    checksums, own, done = array("Q"), record.checksums, 0
-    for number, folder, planned in zip(record.stored_leaves(), record.folders, arrays_of(record), strict=True):
-        if number in managed:
-            with naming_leaf(record.keys[number]):
-                written, lengths, blocks = _take_over(staged, folder, record.types[record.leaf_types[number]])
-            found = dataclasses.replace(written, marker=record.attempt)
-            marked = zarr.zarray_bytes(found)
-            staged.write(folder, [(ZARRAY, [marked], len(marked))])
-            checksums += blocks
-            sizes += lengths if found.compressor is not None else ()
-        else:
-            found = planned
-            count = zarr.chunk_count(found) * block_count(zarr.chunk_bytes(found))
-            checksums += own[done : done + count]
-            done += count
-        layout = ChunkLayout(chunks=found.chunks, compressor=found.compressor)
-        leaf_layouts.append(layouts.setdefault(layout, len(layouts)))
-    return dataclasses.replace(
-        record, layouts=tuple(layouts), leaf_layouts=leaf_layouts, sizes=sizes, checksums=checksums
-    )
+    def merge(self, parts: Sequence[Sequence[array[int]]]) -> tuple[list[int], array[int]]:
+        """Return the sizes and checksums of all chunk files, in the order of a record.
 
+        Args:
+            parts: for each process, sizes of its compressed chunk files and the checksums of its blocks.
 
-def _take_over(staged: LeavesSave, folder: str, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[int], array[int]]:
-    """Read an array that another writer staged, to its last byte, and remove its ``.zarray``, in whose place ours goes.
-
-    Returns:
-        What its ``.zarray`` says, the bytes of each chunk file, and the checksums of the blocks, chunk after chunk.
-
-    Raises:
-        UnsupportedError: it is no zarr v2 array, or of a form in which leaves are not stored.
-        CorruptError: it is not the leaf's array, or a chunk is missing or short.
-        StoreError: the system refuses.
-    """
-    parts = (*staged_leaves(staged.attempt), *parts_of(folder))
-    with (
-        naming(os.fspath(staged.store.path), "read"),
-        contextlib.suppress(FileNotFoundError),
-        opened_at(staged.store, parts) as place,
-    ):
-        read = _read_back(place, leaf_type)
-        place.remove(ZARRAY)
-        return read
-    raise UnsupportedError(
-        "the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2"
-    )
-
-
-def _read_back(place: Store, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[int], array[int]]:
-    names = set(place.names())
-    with place.open_file(ZARRAY) as file:
-        found = zarr.parse_zarray(file.read(0, file.size))
-    _check_form(found, leaf_type)
-    sizes, checksums = [], array("Q")
-    for name in zarr.chunk_names(found):
-        if name not in names:
-            raise CorruptError(f"the manager wrote no chunk {name!r}")
-        with place.open_file(name) as file:
-            check_chunk_file(found, file.size)
-            sizes.append(file.size)
-            for start in range(0, file.size, _PIECE_BYTES):  # it may be larger than memory
-                piece = memoryview(file.read(start, min(_PIECE_BYTES, file.size - start)))
-                checksums += block_checksums(piece, block_bytes(file.size))
-    if len(names) > len(sizes) + 1:
-        extra = min(names.difference(zarr.chunk_names(found), [ZARRAY]))
-        raise UnsupportedError(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
-    return found, sizes, checksums
-
-
-def _check_form(found: zarr.ZarrArray, leaf_type: LeafType) -> None:
-    if (found.dtype, found.shape) != (zarr.stored_dtype(leaf_type.dtype or ""), leaf_type.shape):
-        wanted = f"{leaf_type.dtype}{list(leaf_type.shape or ())}"
-        raise CorruptError(f"the manager was given {wanted} and wrote {found.dtype}{list(found.shape)}")
-    if (found.order, found.separator, found.big_endian) != ("C", ".", False):
-        raise UnsupportedError(
-            'the manager wrote an array in order F, big endian, or with "/" in the names of its chunks'
-        )
-    if any(chunk > max(length, 1) for chunk, length in zip(found.chunks, found.shape, strict=True)):
-        raise UnsupportedError(f"the manager wrote chunks of {list(found.chunks)}, larger than the array")
+        Raises:
+            ProcessFailedError: a process handed in another number of them than its share has.
+        """
+        found: dict[int, list[tuple[int, int, array[int]]]] = {number: [] for number in self._arrays}
+        for process, (sizes, checksums) in enumerate(parts):
+            sized, at = 0, 0
+            for number, numbers in self.of(process).items():
+                zarr = self._arrays[number]
+                size, is_packed = chunk_bytes(zarr), zarr.compressor is not None
+                for chunk in numbers:
+                    if is_packed:
+                        size = sizes[sized] if sized < len(sizes) else 0
+                        sized += 1
+                    count = block_count(size)
+                    found[number].append((chunk, size, checksums[at : at + count]))
+                    at += count
+            if (sized, at) != (len(sizes), len(checksums)):
+                raise failure_of([process], "did not write what the plan of process 0 assigned to it")
+        every: list[int] = []
+        table = array("Q")
+        for number, pieces in found.items():
+            pieces.sort(key=lambda piece: piece[0])
+            for _, size, run in pieces:
+                table += run
+                if self._arrays[number].compressor is not None:
+                    every.append(size)
+        return every, table
 
 
 # ---------------------------------------------------------------------------------------------- as a form to convert to
@@ -457,7 +503,7 @@ def _refuse(kind: LeafType) -> str | None:
     if not kind.stored:
         return None
     try:
-        zarr.stored_dtype(kind.dtype or "")
+        stored_dtype(kind.dtype or "")
     except UnsupportedError:
         return f"an array of {kind.dtype}"
     axes = len(kind.shape or ())

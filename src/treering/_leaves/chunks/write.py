@@ -12,7 +12,7 @@ import sys
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from treering._arrays.outgoing import DescribedLeaves, HeldBox
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, item_dtype, zarray_bytes
 from treering._codec.zarr_chunks import encode
+from treering._leaves.documents.record import LeavesRecord, arrays_of
 from treering._store.leaves_api import LeafFile, LeafWriter
 from treering._store.memory_pool import MemoryPool
 from treering._values.boxes import Box, contains, intersection, relative, shape_of, slices
@@ -83,24 +84,24 @@ class WrittenLeaf:
 
 def write_leaves(
     staged: LeafWriter,
-    folders: Sequence[str],
+    record: LeavesRecord,
     leaves: DescribedLeaves,
-    arrays: Sequence[ZarrArray],
     *,
     progress: Progress | None = None,
     chunks: Mapping[int, Sequence[int]] | None = None,
     headed: bool = True,
+    without: Container[int] = (),
 ) -> tuple[list[int], array[int]]:
     """Write every stored leaf: its ``.zarray`` and its chunk files.
 
     Args:
         staged: where they go.
-        folders: the folder of each stored leaf, in leaf order.
-        leaves: the leaves; those in ``leaves.sources`` are written.
-        arrays: the layout of each of them.
+        record: says where each leaf lies, and how it is cut.
+        leaves: the leaves.
         progress: called from this thread.
         chunks: which of its chunks this process writes, by the number of a leaf; None: all.
         headed: whether it writes the ``.zarray`` of every leaf as well.
+        without: numbers of leaves that are left out: another program writes them.
 
     Returns:
         The size of each chunk file of the compressed leaves, and the checksums of all blocks of all chunk files, of
@@ -115,7 +116,9 @@ def write_leaves(
     large: list[WrittenLeaf] = []
     every: list[WrittenLeaf] = []
     total = 0
-    for number, folder, zarr, sources in zip(leaves.sources, folders, arrays, leaves.sources.values(), strict=True):
+    for (number, sources), folder, zarr in zip(leaves.sources.items(), record.folders, arrays_of(record), strict=True):
+        if number in without:
+            continue
         form = forms.get(id(zarr))  # thousands of leaves share a few layouts
         if form is None:
             count, chunk = chunk_count(zarr), chunk_bytes(zarr)
