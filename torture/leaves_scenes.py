@@ -16,8 +16,7 @@ from torture.scenes import OLD, Scene, fingerprint, state
 from treering._codec.zarr import chunk_names
 from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import arrays_of, parse_record
-from treering._store.leaves_folder import commit
-from treering._store.posix import descriptors, folder
+from treering._store.posix import descriptors, folder, folder_tree
 from treering.errors import MismatchError, NotFoundError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
@@ -25,7 +24,7 @@ __all__ = ["LEAVES", "NO_DESCRIPTORS", "SYNC_TOGETHER", "LeavesScene"]
 
 NO_DESCRIPTORS: tuple[Any, str, bool] = (folder, "FROM_DESCRIPTOR", False)
 """Module, name and value of a system whose calls take no descriptor of a folder."""
-SYNC_TOGETHER: tuple[Any, str, int] = (commit, "_ONE_BY_ONE", 0)
+SYNC_TOGETHER: tuple[Any, str, int] = (folder_tree, "_ONE_BY_ONE", 0)
 """Module, name and value with which a few files are flushed like many."""
 
 _INDEX = "tensorstore_index.json"

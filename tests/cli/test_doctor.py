@@ -506,7 +506,7 @@ def test_a_commit_whose_moves_were_cut_short(tmp_path: Path, monkeypatch: pytest
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr("treering._store.leaves_folder.commit.move_staged", killed)
+        patch.setattr("treering._store.leaves_folder.staged_leaves.move_staged", killed)
         leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
     found = doctor(tmp_path, 1)
     assert found["problems"] == []

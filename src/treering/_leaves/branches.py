@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from treering._checkpoint.detect import Form
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, marker_of, parse_zarray, zarray_bytes
+from treering._codec.zarr import (
+    LONGEST_DOCUMENT,
+    ZarrArray,
+    chunk_bytes,
+    chunk_count,
+    chunk_name,
+    marker_of,
+    parse_zarray,
+    zarray_bytes,
+)
 from treering._format.index import Index
 from treering._format.listing import UNKNOWN_KIND, FileRecord, LeafRecord, Listing, iter_leaves, list_index
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
@@ -38,7 +47,6 @@ from treering.errors import (
 # Each try needs a whole save between reading the index and reading what it names.
 TRIES: Final = 100
 _SHOWN: Final = 20
-_LARGEST_ZARRAY: Final = 1 << 20
 # Almost all are no longer than this, and are read in half the time.
 _USUAL_ZARRAY: Final = 4 << 10
 
@@ -198,7 +206,7 @@ def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
     if found is not None and len(found[0]) <= _USUAL_ZARRAY:
         return found[0]
     with folder.open(name, ZARRAY, attempt) as file:
-        if file.size > _LARGEST_ZARRAY:
+        if file.size > LONGEST_DOCUMENT:
             raise CorruptError(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, more than any array needs")
         return file.read(0, file.size)
 

@@ -48,13 +48,12 @@ def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] 
         live: the attempts whose messages stay, beside the own one.
         nbytes: how many bytes this process will write.
     """
-    saving = begin_leaves_save(path, unfinished_update, list_later, attempt=attempt, nbytes=nbytes)
+    saving = begin_leaves_save(path, unfinished_update, attempt=attempt, nbytes=nbytes)
     own = {saving.attempt, *live}
     try:
         with contextlib.suppress(OSError, LinkRefusedError):  # what stays harms nobody, and the next save sweeps
-            sweep_messages(
-                saving.store, _messages_in(saving.store), lambda other: other in own or has_saver(saving.store, other)
-            )
+            if messages := _messages_in(saving.store):
+                sweep_messages(saving.store, messages, lambda other: other in own or has_saver(saving.store, other))
     except BaseException:  # an interrupt; raised again
         saving.close()
         raise
@@ -89,24 +88,28 @@ def commit_record(
         CorruptError: the index that is there is damaged; nothing was changed.
         BusyError: another process is saving there.
     """
+    document = encode_record(record)
 
-    def update(old: bytes | None, older: OlderAttempts | None) -> Update:
+    def update(old: bytes | None, older: OlderAttempts | frozenset[str]) -> Update:
         if new and old is not None and not is_empty(old):
             raise taken_meanwhile(os.fspath(path))
-        if older is None:
-            return _update_moved(path, record, old)
+        if older and isinstance(older, frozenset):
+            return _update_beside(path, record, old, older)
         with naming_file(path / LEAVES_INDEX):
-            return update_in_attempts(old, [record], older)
+            if isinstance(older, frozenset):
+                return update_for(old, [record])
+            if write_index:
+                return update_in_attempts(old, [record], older)
+            return update_in_attempts(old, [], older, later=[document])
 
-    staged.commit(encode_record(record), update if write_index else None)
+    staged.commit(document, update, listed=write_index)
 
 
-def _update_moved(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
-    """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
+def _update_beside(path: Path, record: LeavesRecord, old: bytes | None, pending: frozenset[str]) -> Update:
+    """Return the index with this save in it, where saves without one wait: it replaces those of its prefix."""
     with open_leaves(path) as folder:
-        unlisted = folder.unlisted()
-        kept = read_records(unlisted) if unlisted.pending else {}
-        waiting = [kept[attempt] for attempt in sorted(unlisted.pending & kept.keys())]
+        kept = read_records(folder.unlisted())
+        waiting = [kept[attempt] for attempt in sorted(pending & kept.keys())]
         update = plan_update(folder, old, [record], [other for other in waiting if other.prefix == record.prefix])
         for other in waiting:
             if other.prefix != record.prefix:
@@ -179,10 +182,13 @@ def index_directory(path: Path) -> None:
             return
     with begin_save(path) as saving:
 
-        def update(old: bytes | None, older: OlderAttempts | None) -> Update | None:
-            if older is None:
+        def update(old: bytes | None, older: OlderAttempts | frozenset[str]) -> Update | None:
+            if isinstance(older, frozenset):
                 return _rebuild_index(path, old, lost)
-            change = index_unindexed(old, older, saving.attempt)
+            # Of each prefix the newest of those that were to be listed later, which are in order.
+            waiting = read_unindexed(leaves_index.parse_leaves_index(old or b""))
+            newest = {record.prefix: record for record in waiting}
+            change = update_in_attempts(old, list(newest.values()), older, last=saving.attempt)
             lost.extend(map(_record_file, sorted(unindexed_attempts(change.moving))))
             return change
 
@@ -339,7 +345,7 @@ def update_for(
         FormatError: it is the index of another format, or a newer version wrote a replaced branch.
         MismatchError: a leaf would lie in, or around, the folder of another branch's leaf; both are named.
     """
-    index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
+    index = _parsed(old)
     branches = dict(index.branches)
     done = {*dropped, *(record.attempt for record in records)}
     index = dataclasses.replace(index, unindexed=[one for one in index.unindexed if attempt_of(one) not in done])
@@ -362,12 +368,7 @@ def update_for(
         if before is not None and before.stays:
             replaced = []  # nothing of it is at its key paths
         moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
-        branches[record.prefix] = leaves_index.IndexBranch(
-            prefix=record.prefix,
-            entries=[leaves_index.Entry(node["path"], node) for node in leaves_index.entries_of(record)],
-            record=encode_record(record),
-            moving=moving,
-        )
+        branches[record.prefix] = dataclasses.replace(_branch_of(record), moving=moving)
         moves.append(Move(attempt=record.attempt, cleared=moving))
     _check_disjoint(records, others)
     first, second = leaves_index.encode_steps(dataclasses.replace(index, branches=branches), saved)
@@ -397,7 +398,7 @@ def update_in_attempts(
     Raises:
         CorruptError, FormatError, MismatchError: as `update_for`.
     """
-    index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
+    index = _parsed(old)
     saved = {record.prefix: record.attempt for record in records}
     others = {prefix: branch for prefix, branch in index.branches.items() if prefix not in saved}
     waiting = read_unindexed(index)
@@ -424,26 +425,6 @@ def update_in_attempts(
     return Update(moving=data, moved=data, moves=(), dropped=tuple(dropped))
 
 
-def list_later(old: bytes, record: bytes, older: OlderAttempts) -> Update:
-    """Return the index in a bucket that holds the record of a save which is to be listed later.
-
-    Raises:
-        CorruptError, FormatError: as `update_for`.
-    """
-    return update_in_attempts(old, [], older, later=[record])
-
-
-def index_unindexed(old: bytes | None, older: OlderAttempts, last: str) -> Update:
-    """Return the index in a bucket that lists, of each prefix, the newest save that was to be listed later.
-
-    Raises:
-        CorruptError, FormatError, MismatchError: as `update_for`.
-    """
-    waiting = read_unindexed(leaves_index.parse_leaves_index(old or b""))
-    newest = {record.prefix: record for record in waiting}
-    return update_in_attempts(old, list(newest.values()), older, last=last)
-
-
 def read_unindexed(index: leaves_index.LeavesIndex) -> list[LeavesRecord]:
     """Return the saves that are to be listed later, but for those whose record cannot be read."""
     found = []
@@ -451,6 +432,18 @@ def read_unindexed(index: leaves_index.LeavesIndex) -> list[LeavesRecord]:
         with contextlib.suppress(CorruptError, FormatError, UnsupportedError):
             found.append(parse_record(record))
     return found
+
+
+def _parsed(old: bytes | None) -> leaves_index.LeavesIndex:
+    return leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
+
+
+def _branch_of(record: LeavesRecord, *, stays: bool = False) -> leaves_index.IndexBranch:
+    """Return what the index says of a branch that is saved."""
+    nodes = leaves_index.entries_of(record, stays=stays)
+    entries = [leaves_index.Entry(node["path"], node) for node in nodes]
+    document = encode_record(record)
+    return leaves_index.IndexBranch(prefix=record.prefix, entries=entries, record=document, moving=None, stays=stays)
 
 
 def _branch_in_attempt(
@@ -473,14 +466,7 @@ def _branch_in_attempt(
         superseded += before.superseded
         gone = [*filter(None, [attempt_of(before.record or b"")]), *gone]
     superseded += [leaves_index.SupersededSave(attempt, older.now) for attempt in gone]
-    branch = leaves_index.IndexBranch(
-        prefix=record.prefix,
-        entries=[leaves_index.Entry(node["path"], node) for node in leaves_index.entries_of(record, stays=True)],
-        record=encode_record(record),
-        moving=None,
-        stays=True,
-    )
-    return _replace_superseded(branch, superseded, older)
+    return _replace_superseded(_branch_of(record, stays=True), superseded, older)
 
 
 def _replace_superseded(

@@ -13,9 +13,10 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from treering._arrays.outgoing import DescribedLeaves
+from treering._checkpoint.source import read_pieces
 from treering._codec import zarr
 from treering._codec.zarr_chunks import check_chunk_file
 from treering._format.index import LeafType
@@ -31,8 +32,6 @@ from treering._values.keys import naming_leaf
 from treering._values.leaves_names import ZARRAY, parts_of, staged_leaves
 from treering._values.telemetry import report
 from treering.errors import CorruptError, UnsupportedError
-
-_PIECE_BYTES: Final = 8 << 20
 
 
 def begin_writes(
@@ -179,9 +178,8 @@ def _read_back(place: Store, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[
         with place.open_file(name) as file:
             check_chunk_file(found, file.size)
             sizes.append(file.size)
-            for start in range(0, file.size, _PIECE_BYTES):  # it may be larger than memory
-                piece = memoryview(file.read(start, min(_PIECE_BYTES, file.size - start)))
-                checksums += block_checksums(piece, block_bytes(file.size))
+            for piece in read_pieces(file, file.size):  # of whole blocks; it may be larger than memory
+                checksums += block_checksums(memoryview(piece), block_bytes(file.size))
     if len(names) > len(sizes) + 1:
         extra = min(names.difference(zarr.chunk_names(found), [ZARRAY]))
         raise UnsupportedError(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")

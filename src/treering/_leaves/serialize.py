@@ -107,7 +107,13 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
         what = "a manager writes with requests of its own, which treering cannot make safe in a bucket"
         hint = "omit the manager; treering.save_async saves to a bucket in the background"
         require_paths(place, f"{what}; it is for folders on disk", hint)
-    flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
+    flat: Flattened | Exception
+    try:
+        flat = flatten(tree)
+    except Exception as error:  # noqa: BLE001 - other processes would wait for this one: they are told first
+        flat = error
+    held = () if isinstance(flat, Exception) else flat.leaves
+    job = ALONE if options.processes == "this" else this_processes(held)
     with showing(options.progress):
         if job.count > 1:
             require_shared(place)
@@ -125,15 +131,6 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
             )
         else:
             _serialize_by_manager(place, flat, manager, options)
-
-
-def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, Processes]:
-    """Return the flat tree, or why there is none, and the processes that save it: ``job``, or all that there are."""
-    try:
-        flat = flatten(tree)
-    except Exception as error:  # noqa: BLE001 - other processes would wait for this one: they are told first
-        return error, job or this_processes(())
-    return flat, job or this_processes(flat.leaves)
 
 
 def serialize_alone(

@@ -229,26 +229,24 @@ class Update:
 Unfinished: TypeAlias = Callable[[bytes], Update | None]
 """Reads what an index promises that its saver did not do; None for nothing, and for an index that cannot be read."""
 
-ListLater: TypeAlias = Callable[[bytes, bytes, OlderAttempts], Update]
-"""Returns the index that holds a record for later, made of the present one, where no file beside it can say that a save
-waits."""
-
-MakeUpdate: TypeAlias = Callable[[bytes | None, OlderAttempts | None], Update | None]
+MakeUpdate: TypeAlias = Callable[[bytes | None, OlderAttempts | frozenset[str]], Update | None]
 """Returns the update for the present index, None when there is none; None as its answer leaves everything as it is.
-It is told what older attempts have there, where their files are not moved; None where they are."""
+It is told what older attempts have there, where their files are not moved; where they are, which attempts were saved
+without an index and are in none yet."""
 
 
 class LeavesSave(LeafWriter):
     """One save on its way into a leaves directory: closed without a commit, nothing has changed."""
 
     @abc.abstractmethod
-    def commit(self, record: bytes, update: MakeUpdate | None) -> None:
+    def commit(self, record: bytes, update: MakeUpdate, *, listed: bool = True) -> None:
         """Make everything durable, and ``update`` the index.
 
         Args:
             record: the copy of the record that is kept under ``.treering``; empty for none, where nothing was written.
-            update: what it raises is raised here, and then nothing has changed. None: the save is to be listed later,
-                and what the index says of branches stays.
+            update: what it raises is raised here, and then nothing has changed.
+            listed: whether the index is to list the save now. If not, what it says of branches stays: where files
+                beside it can say that a save waits, ``update`` is not asked.
 
         Raises:
             BusyError: others kept saving.

@@ -35,7 +35,7 @@ from treering._values.checkpoint_names import step_of_name
 from treering.errors import LinkRefusedError, PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
-    from treering._store.leaves_api import LeafWriter, LeavesSave, ListLater, OpenLeaves, Unfinished
+    from treering._store.leaves_api import LeafWriter, LeavesSave, OpenLeaves, Unfinished
     from treering._store.objects.store import ObjectRoot
 
 _DISK: Final = frozenset({None, "file"})
@@ -605,9 +605,7 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
     return StoredLeaves(store_at(place), place)
 
 
-def begin_leaves_save(
-    path: Path, unfinished: Unfinished, list_later: ListLater, *, attempt: str | None = None, nbytes: int = 0
-) -> LeavesSave:
+def begin_leaves_save(path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> LeavesSave:
     """Begin a save into a leaves directory; `StagedLeaves` and `LeavesAttempt` say what the arguments are.
 
     Raises:
@@ -620,7 +618,7 @@ def begin_leaves_save(
         return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
     from treering._store.unmoved_leaves import LeavesAttempt
 
-    return LeavesAttempt(store_at(path), path, list_later, attempt=attempt)
+    return LeavesAttempt(store_at(path), path, attempt=attempt)
 
 
 def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:

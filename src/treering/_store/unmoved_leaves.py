@@ -21,7 +21,7 @@ from treering._codec.key_document import empty_index, find_attempts, is_empty, i
 from treering._store import leaves_api
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import FirstError, ThreadPool, map_together
-from treering._store.failures import busy_error, checkpoint_error, missing_error, naming, naming_file, with_errno
+from treering._store.failures import busy_error, checkpoint_error, missing_error, naming, with_errno
 from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
@@ -269,7 +269,6 @@ class LeavesAttempt(JoinedAttempt, leaves_api.LeavesSave):
     Args:
         store: the place, not opened yet.
         path: the directory as given.
-        list_later: makes the index of a save that is to be listed later.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
 
     Raises:
@@ -278,11 +277,7 @@ class LeavesAttempt(JoinedAttempt, leaves_api.LeavesSave):
         StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(
-        self, store: Store, path: Path, list_later: leaves_api.ListLater, *, attempt: str | None = None
-    ) -> None:
-        self._path = path
-        self._list_later = list_later
+    def __init__(self, store: Store, path: Path, *, attempt: str | None = None) -> None:
         self._kept = False
         # Of a joint save files and marker stay: others may still be writing, and a later save sweeps them.
         self._joint = attempt is not None
@@ -306,10 +301,10 @@ class LeavesAttempt(JoinedAttempt, leaves_api.LeavesSave):
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
         self._joint = False
 
-    def commit(self, record: bytes, update: leaves_api.MakeUpdate | None) -> None:
+    def commit(self, record: bytes, update: leaves_api.MakeUpdate, *, listed: bool = True) -> None:
         """Make ``update`` the index, if no other save has changed it since this one began.
 
-        Without one the index holds the record for later: only what it names is known to be whole.
+        Of a save that is not listed it holds the record: only what the index names is known to be whole.
 
         Raises:
             BusyError: one has. Nothing of this save stays.
@@ -320,13 +315,7 @@ class LeavesAttempt(JoinedAttempt, leaves_api.LeavesSave):
             if record:
                 self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
-            base, older = self._base.data, self._older()
-            change: leaves_api.Update | None
-            if update is None:
-                with naming_file(self._path / INDEX):
-                    change = self._list_later(base, record, older)
-            else:
-                change = update(base, older)
+            change = update(self._base.data, self._older())
             if change is None:
                 return
             try:

@@ -15,9 +15,10 @@ import pytest
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
 from treering._store.leaves_api import LeafFile, MakeUpdate, Move, OlderAttempts, Update
-from treering._store.leaves_folder import commit
+from treering._store.leaves_folder import staged_leaves
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
+from treering._store.posix.folder_tree import FolderTree
 from treering.errors import DataFileMissingError
 
 Staging = StagedLeaves
@@ -81,12 +82,12 @@ def open_leaves(path: Path) -> LeavesFolder:
 
 def fail_moves(patch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let savers fail after their commit, where staged files go to their places."""
-    faults.fail(patch, commit, "move_staged", error)
+    faults.fail(patch, staged_leaves, "move_staged", error)
 
 
 def cut_moves_short(patch: pytest.MonkeyPatch) -> None:
     """Let an interrupt end savers when staged files are at their places, before these names are durable."""
-    faults.fail(patch, commit, "sync_folders", KeyboardInterrupt())
+    faults.fail(patch, FolderTree, "sync_folders", KeyboardInterrupt())
 
 
 def chunks_of(content: bytes) -> list[tuple[str, bytes]]:
@@ -122,8 +123,8 @@ def update_for(
     ``dropped``: saves without an index that go, with the folders of their leaves.
     """
 
-    def update(old: bytes | None, older: OlderAttempts | None = None) -> Update:
-        assert older is None
+    def update(old: bytes | None, older: OlderAttempts | frozenset[str] = frozenset()) -> Update:
+        assert isinstance(older, frozenset)
         branches = branches_of(old)
         moves = []
         for prefix, (attempt, leaves) in attempts.items():
@@ -150,10 +151,10 @@ def save(path: Path, tree: Tree, *, prefix: str = "", leave: bool = False) -> st
         leaves = write(saving, tree)
         record = json.dumps([time.time_ns(), prefix, leaves]).encode()
         if leave:
-            saving.commit(record, None)
+            saving.commit(record, update_for({}), listed=False)
         else:
 
-            def update(old: bytes | None, older: OlderAttempts | None) -> Update | None:
+            def update(old: bytes | None, older: OlderAttempts | frozenset[str]) -> Update | None:
                 replaced = {attempt: below for _, other, attempt, below in pending(path) if other == prefix}
                 return update_for({prefix: (saving.attempt, leaves)}, replaced)(old, older)
 
@@ -170,9 +171,8 @@ def take_up(path: Path) -> None:
             return None
         newest = {prefix: (attempt, leaves) for _, prefix, attempt, leaves in found}
         kept = {attempt for attempt, _ in newest.values()}
-        return update_for(newest, {attempt: leaves for _, _, attempt, leaves in found if attempt not in kept})(
-            old, None
-        )
+        older = {attempt: leaves for _, _, attempt, leaves in found if attempt not in kept}
+        return update_for(newest, older)(old, frozenset())
 
     commit_pending(path, update)
 

@@ -27,7 +27,6 @@ from tests.leaves.folder.directories import (
 )
 from tests.store.platforms import without_dir_fd
 from treering._store.leaves_api import Update
-from treering._store.leaves_folder.commit import sync_folders, sync_written
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
@@ -378,7 +377,7 @@ def test_what_was_written_is_synced_and_the_way_to_it(
         monkeypatch, os, "fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
     )
     faults.answer(monkeypatch, descriptors, "sync_file_system", whole)
-    sync_written(tree, ("a", "b"), [(("c",), ["0"])])
+    tree.sync_written(("a", "b"), [(("c",), ["0"])])
     below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
     assert sorted(synced) == ([] if whole else [f"{tmp_path}{name}" for name in below])
 
@@ -392,7 +391,7 @@ def test_an_error_of_any_folder_is_raised(
         (tmp_path / name).mkdir()
 
     faults.answer(monkeypatch, descriptors, "sync_file_system", False)
-    sync_folders(tree, folders)
+    tree.sync_folders(folders)
     faults.fail(monkeypatch, os, "fsync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        sync_folders(tree, folders)
+        tree.sync_folders(folders)

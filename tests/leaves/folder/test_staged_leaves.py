@@ -359,7 +359,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for add in (
             lambda: saving.write("a", files(("0", b"1"))),
             lambda: saving.write("b", [("0", [b"1"], 1 << 20)]),
-            lambda: saving.commit(b"record", None),
+            lambda: saving.commit(b"record", update_for({}), listed=False),
         ):
             with pytest.raises(StoreError, match="free some space; the path is unchanged") as caught:
                 add()
@@ -447,7 +447,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
             def update(old: bytes | None, left: object) -> object:
                 entered.set()
                 go_on.wait()
-                return change(old, None)
+                return change(old, frozenset())
 
             saving.commit(b"{}", update)  # type: ignore[arg-type]
 

@@ -78,8 +78,8 @@ class WrittenLeaf:
     """Its ``.zarray`` as a file, if this process writes that."""
     sizes: Sequence[int] = ()
     """Bytes of those chunk files, if they are compressed."""
-    checksums: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
-    """Those of all blocks of those chunk files."""
+    checksums: Sequence[array[int]] = ()
+    """Those of the blocks of those chunk files, file after file."""
 
 
 def write_leaves(
@@ -139,7 +139,8 @@ def write_leaves(
     checksums = array("Q")
     for leaf in every:
         sizes += leaf.sizes
-        checksums += leaf.checksums
+        for found in leaf.checksums:
+            checksums += found
     return sizes, checksums
 
 
@@ -155,7 +156,7 @@ def _write_small(staged: LeafWriter, leaves: Sequence[WrittenLeaf]) -> int:
         name = leaf.form.name
         if name is not None and leaf.numbers and len(leaf.sources) == 1:
             data = _whole_bytes(leaf.sources[0].data, leaf.form)
-            leaf.checksums.append(xxhash.xxh3_64_intdigest(data))
+            leaf.checksums = (array("Q", [xxhash.xxh3_64_intdigest(data)]),)
             single.append((leaf, name, data))
         else:
             _write_small_chunks(staged, leaf)
@@ -177,11 +178,11 @@ def _write_small_chunks(staged: LeafWriter, leaf: WrittenLeaf) -> None:
     form = leaf.form
     pieces = LeafPieces(form.array, leaf.sources)
     files: list[LeafFile] = list(leaf.head)
-    checksums = array("Q")
+    checksums = []
     for number in leaf.numbers:
         data = to_stored(pieces.chunk(number), form.array)
         content = data.tobytes() if form.array.compressor is None else encode(form.array, data)
-        checksums += block_checksums(memoryview(content))
+        checksums.append(block_checksums(memoryview(content)))
         files.append((chunk_name(form.array, number), (content,), len(content)))
     staged.write(leaf.folder, files)
     leaf.checksums = checksums
@@ -208,12 +209,11 @@ class _LargeLeaf:
         self._staged = staged
         self._leaf = leaf
         self._tally = tally
-        self._pieces = LeafPieces(leaf.form.array, leaf.sources)
-        self._sizes = [0] * len(leaf.numbers)
-        self._checksums = [array("Q")] * len(leaf.numbers)
-        self._left = len(leaf.numbers)
+        self._pieces = LeafPieces(leaf.form.array, leaf.sources)  # goes with this, when the last chunk is written
         self._pool = MemoryPool()
-        self._lock = threading.Lock()
+        leaf.checksums = self._checksums = [array("Q")] * len(leaf.numbers)
+        if leaf.form.array.compressor is not None:
+            leaf.sizes = self._sizes = [0] * len(leaf.numbers)
 
     def write(self, place: int) -> int:
         """Write one chunk file, the one at ``place`` of those that this process writes.
@@ -225,24 +225,13 @@ class _LargeLeaf:
         number = leaf.numbers[place]
         chunk, name = self._pieces.chunk(number), chunk_name(form.array, number)
         if form.array.compressor is None:
-            size = form.chunk
-            checksums = array("Q", bytes(8 * block_count(size, form.block)))
-            self._staged.write(leaf.folder, [(name, self._stream(chunk, checksums), size)])
+            self._checksums[place] = checksums = array("Q", bytes(8 * block_count(form.chunk, form.block)))
+            self._staged.write(leaf.folder, [(name, self._stream(chunk, checksums), form.chunk)])
         else:
             content = encode(form.array, to_stored(chunk, form.array))
-            size = len(content)
-            checksums = block_checksums(memoryview(content))
-            self._staged.write(leaf.folder, [(name, (content,), size)])
+            self._sizes[place], self._checksums[place] = len(content), block_checksums(memoryview(content))
+            self._staged.write(leaf.folder, [(name, (content,), len(content))])
             self._tally.add(form.chunk)
-        self._sizes[place], self._checksums[place] = size, checksums
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self._pieces.forget()
-                for found in self._checksums:
-                    leaf.checksums += found
-                if form.array.compressor is not None:
-                    leaf.sizes = self._sizes
         return 0
 
     def _stream(self, chunk: Any, checksums: array[int]) -> Iterator[bytes | memoryview]:
@@ -298,11 +287,6 @@ class LeafPieces:
             if host is None:
                 host = self._hosts[source.box] = to_host(source.data)
             return host
-
-    def forget(self) -> None:
-        """Forget what was fetched."""
-        with self._lock:
-            self._hosts.clear()
 
 
 def _padding(filled: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[tuple[Box, Any]]:

@@ -18,17 +18,35 @@ from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT, Kind
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import OpenLeaves, SmallFiles, Unlisted
-from treering._store.posix import descriptors, folder
+from treering._store.leaves_folder.attempts import (
+    AS_FOLDER,
+    first_bytes,
+    has_saver,
+    index_bytes,
+    list_attempts,
+    open_below,
+    pending_attempts,
+    read_small,
+)
+from treering._store.posix import folder
 from treering._store.posix.folder import Folder, resolved_folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
-from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
-from treering._values.human import pluralize, shown_names
-from treering._values.leaves_names import INDEX
-from treering.errors import CorruptError, DataFileMissingError, FormatError, NotFoundError, StoreError, TreeringError
+from treering._values.human import shown_names
+from treering._values.leaves_names import (
+    ATTEMPTS,
+    INDEX,
+    RECORD,
+    ZARRAY,
+    attempt_folder,
+    is_attempt,
+    parts_of,
+    staged_leaves,
+)
+from treering.errors import CorruptError, DataFileMissingError, NotFoundError, StoreError, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -77,18 +95,16 @@ class LeavesFolder(OpenLeaves):
             index = index_bytes(self._tree)
         if index is not None:
             return index
-        message = f"there is no leaves directory in {self._shown!r}: it has no {leaves_names.INDEX!r}"
+        message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
         error = NotFoundError(message, hint=describe_folder(self._tree))
-        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
+        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, INDEX))
 
     def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
         if not name:
             raise CorruptError(f"a file without a name is wanted of {folder!r}")
-        *below, name = leaves_names.parts_of(name)
-        return self._read(
-            (*leaves_names.parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name)
-        )
+        *below, name = parts_of(name)
+        return self._read((*parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name))
 
     def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
         """Return what is in some small files of each of several leaves, in half the time that `open` needs."""
@@ -97,24 +113,24 @@ class LeavesFolder(OpenLeaves):
             read = functools.partial(read_small_files, self._tree, files=files)
             some = None
             with contextlib.suppress(DataFileMissingError):
-                some = self._read(leaves_names.parts_of(leaf), files[0][0], attempt, read)
+                some = self._read(parts_of(leaf), files[0][0], attempt, read)
             found.append(some)
         return found
 
     def unlisted(self) -> Unlisted:
         """Return what lies there that an index could list: also what an index that was copied from a bucket says."""
         with naming(self._shown, "read"):
-            attempts, pending = list_attempts(self._tree), leaves_names.PENDING
-            found = {one for one in attempts if self._tree.find(leaves_names.attempt_folder(one), pending) is not None}
-            waiting = found | unindexed_attempts(index_bytes(self._tree) or b"")
-        return Unlisted(frozenset(waiting), self._records(attempts, found), self._arrays())
+            attempts, index = list_attempts(self._tree), index_bytes(self._tree)
+            found = pending_attempts(self._tree, attempts)
+        waiting = found | unindexed_attempts(index or b"")
+        return Unlisted(waiting, self._records(attempts, found), self._arrays())
 
     def _records(self, attempts: Sequence[str], pending: Collection[str]) -> Iterator[tuple[str, bytes]]:
         for attempt in attempts:
             with naming(self._shown, "read"), contextlib.suppress(FileNotFoundError):
                 if attempt not in pending and has_saver(self._tree, attempt):
                     continue
-                with open_below(self._tree, leaves_names.attempt_folder(attempt), leaves_names.RECORD) as file:
+                with open_below(self._tree, attempt_folder(attempt), RECORD) as file:
                     data = file.read(0, file.size) if file.size <= LARGEST_DOCUMENT else b""
                 yield attempt, data
 
@@ -127,8 +143,10 @@ class LeavesFolder(OpenLeaves):
         try:
             # Files only ever go from the first place to the second, so this order misses none.
             if attempt is not None:
+                if not is_attempt(attempt):
+                    raise CorruptError(f"{attempt!r} is not an attempt")
                 with contextlib.suppress(*_ABSENT):
-                    return self._read_again((*_staging(attempt), *parts), read)
+                    return self._read_again((*staged_leaves(attempt), *parts), read)
             return self._read_again(parts, read)
         except _ABSENT as error:
             raise missing_error(self._tree.shown(parts, name), name) from error
@@ -146,17 +164,11 @@ class LeavesFolder(OpenLeaves):
             return read(parts)
 
 
-def _staging(attempt: str) -> Parts:
-    if not leaves_names.is_attempt(attempt):
-        raise CorruptError(f"{attempt!r} is not an attempt")
-    return leaves_names.staged_leaves(attempt)
-
-
 # No path that a program can name is deeper.
 _DEEPEST = 2048
 _LOOKED_AT = 200
 # Names in a folder that make it a leaves directory of its own, or a group of arrays that another program has there.
-_OTHER_ROOTS = frozenset({leaves_names.INDEX, leaves_names.ATTEMPTS, ".zgroup"})
+_OTHER_ROOTS = frozenset({INDEX, ATTEMPTS, ".zgroup"})
 
 
 def _folders(tree: FolderTree) -> Iterator[Parts | None]:
@@ -170,13 +182,13 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             continue
         if here and not _OTHER_ROOTS.isdisjoint(found):
             continue  # what is in it is not this directory's to list, nor to replace
-        if found.get(leaves_names.ZARRAY) is Kind.FILE:
+        if found.get(ZARRAY) is Kind.FILE:
             yield here
             continue
         yield None
         if len(here) < _DEEPEST:
             below = sorted((name for name, kind in found.items() if kind is Kind.PLACE), reverse=True)
-            waiting += [(*here, name) for name in below if here or name != leaves_names.ATTEMPTS]
+            waiting += [(*here, name) for name in below if here or name != ATTEMPTS]
 
 
 def describe_folder(tree: FolderTree) -> str:
@@ -186,86 +198,15 @@ def describe_folder(tree: FolderTree) -> str:
         if CHECKPOINT in found:
             return f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
         folders = sorted(name for name, kind in found.items() if kind is Kind.PLACE)
-        if leaves_names.ATTEMPTS in folders or any(
-            one is not None for one in itertools.islice(_folders(tree), _LOOKED_AT)
-        ):
+        if ATTEMPTS in folders or any(one is not None for one in itertools.islice(_folders(tree), _LOOKED_AT)):
             return "it holds arrays: treering.leaves.index_leaves makes an index of them"
-        others = [name for name in folders if tree.find((name,), leaves_names.INDEX) is not None]
+        others = [name for name in folders if tree.find((name,), INDEX) is not None]
     except (OSError, TreeringError) as error:
         return f"the content cannot be read: {error}"
     if others:
         return f"there are leaves directories in it: {shown_names(others)}"
     names = sorted(name for name in found if not is_message(name) and not is_message_folder(name))
     return f"it holds {shown_names(names)}" if names else "it is empty"
-
-
-def list_attempts(tree: FolderTree) -> list[str]:
-    """Return the attempts that have a folder.
-
-    Raises:
-        LinkRefusedError: ``.treering`` is a link.
-        OSError: the system refused.
-    """
-    try:
-        found = tree.scan((leaves_names.ATTEMPTS,))
-    except FileNotFoundError:
-        return []
-    return sorted(name for name, kind in found.items() if kind is Kind.PLACE and leaves_names.is_attempt(name))
-
-
-def has_saver(tree: FolderTree, attempt: str) -> bool:
-    """Tell whether the saver of an attempt is at work; False where that cannot be told.
-
-    Raises:
-        FileNotFoundError: it ended meanwhile.
-        OSError: the system refused.
-    """
-    if descriptors.fcntl is None:
-        return False
-    with tree.open((leaves_names.ATTEMPTS,), attempt, AS_FOLDER) as opened:
-        return opened.lock() is False
-
-
-def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
-    """Open a file; the caller closes it.
-
-    Raises:
-        LinkRefusedError: it, or a folder on the way, is a link.
-        FileNotFoundError: it is not there.
-        NotADirectoryError: a file is on the way.
-        StoreError: it is no file.
-        OSError: the system refuses.
-    """
-    opened = tree.open(parts, name, folder.READ)
-    return LocalFile(Path(tree.shown(parts, name)), lambda _: opened)
-
-
-def index_bytes(tree: FolderTree) -> bytes | None:
-    """Return the bytes of the index, None when there is none.
-
-    Raises:
-        LinkRefusedError: it is a link.
-        FormatError: it is larger than any index.
-        OSError: the system refuses.
-    """
-    try:
-        file = open_below(tree, (), INDEX)
-    except FileNotFoundError:
-        return None
-    with file:
-        if file.size > LARGEST_DOCUMENT:
-            raise FormatError(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
-        return file.read(0, file.size)
-
-
-AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-"""Flags with which a folder is opened."""
-
-
-def read_small(tree: FolderTree, parts: Parts, name: str, most: int) -> bytes:
-    """Return what is in a file, at most one byte more than is wanted; raises as `read_small_files` does."""
-    with tree.open(parts, name, folder.READ) as opened:
-        return _content(opened.number, most)
 
 
 def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -294,12 +235,4 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
             for name in names:
                 tree.refuse_link((*parts, name))
             raise
-        return [_content(number, most) for number, (_, most) in zip(numbers, files, strict=True)]
-
-
-def _content(number: int, most: int) -> bytes:
-    """Return the first bytes of an open file, one more than wanted if it has more."""
-    data = os.read(number, most + 1)
-    while len(data) < most and (more := os.read(number, most + 1 - len(data))):
-        data += more
-    return data
+        return [first_bytes(number, most) for number, (_, most) in zip(numbers, files, strict=True)]

@@ -16,9 +16,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from treering._store.api import Closable, Kind
+from treering._store.crew import map_together
 from treering._store.failures import link_error
 from treering._store.pieces import Buffer, write_all
-from treering._store.posix import folder
+from treering._store.posix import descriptors, folder
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder
 from treering._values.human import pluralize
@@ -27,6 +28,9 @@ Parts = tuple[str, ...]
 """The way to a folder below the open one; none for itself."""
 
 _KEPT_OPEN = 64
+_THREADS = 5  # that of the caller is one of them
+_ONE_BY_ONE = 32
+_CONTENT = (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | getattr(os, "O_NONBLOCK", 0)
 _OPEN_TOGETHER = 8
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -206,6 +210,46 @@ class FolderTree(Closable):
         """Make the names in a folder durable."""
         with self._lock:
             self._at(parts).sync()
+
+    def sync_written(self, parts: Parts, written: Iterable[tuple[Parts, Iterable[str]]]) -> None:
+        """Make some files in a folder durable, and the names of that folder and of all folders on the way to them.
+
+        The system is not asked again when it has refused.
+
+        Args:
+            parts: the folder; this has been open since before anything was written.
+            written: folders below it, each with names of files; not asked for where one call makes all durable.
+        """
+        if self.root.sync_file_system():
+            return
+        jobs: list[tuple[Parts, str | None]] = []
+        folders: dict[Parts, None] = {parts[:count]: None for count in range(len(parts), -1, -1)}
+        for below, names in written:
+            here = (*parts, *below)
+            jobs.extend((here, name) for name in names)
+            folders.update((here[:count], None) for count in range(len(here), -1, -1))
+        self._sync([*jobs, *((here, None) for here in folders)])
+
+    def sync_folders(self, folders: Iterable[Parts]) -> None:
+        """Make the names in those folders durable; the system is not asked again when it has refused."""
+        jobs = [(parts, None) for parts in folders]
+        if len(jobs) <= _ONE_BY_ONE or not self.root.sync_file_system():
+            self._sync(jobs)
+
+    def _sync(self, jobs: Sequence[tuple[Parts, str | None]]) -> None:
+        def sync(job: tuple[Parts, str | None]) -> None:
+            parts, name = job
+            if name is None:
+                self.sync(parts)
+                return
+            with self.open(parts, name, _CONTENT) as opened:
+                descriptors.sync(opened.number)
+
+        if len(jobs) > _ONE_BY_ONE:
+            map_together(sync, jobs, _THREADS)
+        else:
+            for job in jobs:
+                sync(job)
 
     def _at(self, parts: Parts) -> Folder:
         """Return a folder, opened from the nearest one that is open."""
