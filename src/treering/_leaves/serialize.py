@@ -346,9 +346,9 @@ class _LeavesShare(JointShare):
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
+        held.callback(self._close)  # first, so that an interrupt cannot come between the save and its end
         self._staged = begin_save(self._path, call.attempt, live=call.live_attempts, nbytes=self._nbytes)
         self._writer = self._staged
-        held.callback(self._close)
         return FolderMessageBoard(self._staged.store)
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
