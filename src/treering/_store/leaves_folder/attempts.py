@@ -1,4 +1,4 @@
-"""The folders of attempts in a leaves directory on disk, and how its index and small files are read.
+"""The folders of attempts in a leaves directory on disk.
 
 The folder of each attempt under ``.treering`` is locked while its saver lives, and swept when that one is dead.
 """
@@ -10,17 +10,14 @@ import errno
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 
-from treering._store.api import LARGEST_DOCUMENT, Kind
+from treering._store.api import Kind
 from treering._store.pieces import write_all
-from treering._store.posix import descriptors, folder
+from treering._store.posix import descriptors
 from treering._store.posix.descriptors import OpenDescriptor
-from treering._store.posix.folder_tree import FolderTree, Parts
-from treering._store.posix.reading import LocalFile
-from treering._values.human import pluralize
-from treering._values.leaves_names import ATTEMPTS, INDEX, PENDING, RECORD, attempt_folder, is_attempt
-from treering.errors import FormatError, LinkRefusedError
+from treering._store.posix.folder_tree import AS_FOLDER, FolderTree
+from treering._values.leaves_names import ATTEMPTS, PENDING, RECORD, attempt_folder, is_attempt
+from treering.errors import LinkRefusedError
 
 _TRIES = 20
 
@@ -173,56 +170,3 @@ def sweep_unfinished(tree: FolderTree) -> None:
     with contextlib.suppress(OSError):
         for attempt in list_attempts(tree):
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
-
-
-# ------------------------------------------------------------------------------------------- its index and small files
-
-
-def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
-    """Open a file; the caller closes it.
-
-    Raises:
-        LinkRefusedError: it, or a folder on the way, is a link.
-        FileNotFoundError: it is not there.
-        NotADirectoryError: a file is on the way.
-        StoreError: it is no file.
-        OSError: the system refuses.
-    """
-    opened = tree.open(parts, name, folder.READ)
-    return LocalFile(Path(tree.shown(parts, name)), lambda _: opened)
-
-
-def index_bytes(tree: FolderTree) -> bytes | None:
-    """Return the bytes of the index, None when there is none.
-
-    Raises:
-        LinkRefusedError: it is a link.
-        FormatError: it is larger than any index.
-        OSError: the system refuses.
-    """
-    try:
-        file = open_below(tree, (), INDEX)
-    except FileNotFoundError:
-        return None
-    with file:
-        if file.size > LARGEST_DOCUMENT:
-            raise FormatError(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
-        return file.read(0, file.size)
-
-
-AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-"""Flags with which a folder is opened."""
-
-
-def read_small(tree: FolderTree, parts: Parts, name: str, most: int) -> bytes:
-    """Return what is in a file, at most one byte more than is wanted; raises as `read_small_files` does."""
-    with tree.open(parts, name, folder.READ) as opened:
-        return first_bytes(opened.number, most)
-
-
-def first_bytes(number: int, most: int) -> bytes:
-    """Return the first bytes of an open file, one more than wanted if it has more."""
-    data = os.read(number, most + 1)
-    while len(data) < most and (more := os.read(number, most + 1 - len(data))):
-        data += more
-    return data

@@ -18,19 +18,10 @@ from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT, Kind
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import OpenLeaves, SmallFiles, Unlisted
-from treering._store.leaves_folder.attempts import (
-    AS_FOLDER,
-    first_bytes,
-    has_saver,
-    index_bytes,
-    list_attempts,
-    open_below,
-    pending_attempts,
-    read_small,
-)
+from treering._store.leaves_folder.attempts import has_saver, list_attempts, pending_attempts
 from treering._store.posix import folder
 from treering._store.posix.folder import Folder, resolved_folder
-from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._store.posix.folder_tree import AS_FOLDER, FolderTree, Parts, first_bytes
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
@@ -92,7 +83,7 @@ class LeavesFolder(OpenLeaves):
     def read_index(self) -> bytes:
         """Return the bytes of the index."""
         with naming(self._shown, "read"):
-            index = index_bytes(self._tree)
+            index = self._tree.read_index(INDEX)
         if index is not None:
             return index
         message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
@@ -104,7 +95,7 @@ class LeavesFolder(OpenLeaves):
         if not name:
             raise CorruptError(f"a file without a name is wanted of {folder!r}")
         *below, name = parts_of(name)
-        return self._read((*parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name))
+        return self._read((*parts_of(folder), *below), name, attempt, lambda parts: self._tree.open_file(parts, name))
 
     def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
         """Return what is in some small files of each of several leaves, in half the time that `open` needs."""
@@ -120,7 +111,7 @@ class LeavesFolder(OpenLeaves):
     def unlisted(self) -> Unlisted:
         """Return what lies there that an index could list: also what an index that was copied from a bucket says."""
         with naming(self._shown, "read"):
-            attempts, index = list_attempts(self._tree), index_bytes(self._tree)
+            attempts, index = list_attempts(self._tree), self._tree.read_index(INDEX)
             found = pending_attempts(self._tree, attempts)
         waiting = found | unindexed_attempts(index or b"")
         return Unlisted(waiting, self._records(attempts, found), self._arrays())
@@ -130,7 +121,7 @@ class LeavesFolder(OpenLeaves):
             with naming(self._shown, "read"), contextlib.suppress(FileNotFoundError):
                 if attempt not in pending and has_saver(self._tree, attempt):
                     continue
-                with open_below(self._tree, attempt_folder(attempt), RECORD) as file:
+                with self._tree.open_file(attempt_folder(attempt), RECORD) as file:
                     data = file.read(0, file.size) if file.size <= LARGEST_DOCUMENT else b""
                 yield attempt, data
 
@@ -224,7 +215,7 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         OSError: the system refuses.
     """
     if not (parts and hasattr(os, "O_NOFOLLOW") and folder.FROM_DESCRIPTOR):
-        return [read_small(tree, parts, name, most) for name, most in files]
+        return [tree.read_small(parts, name, most) for name, most in files]
     names = [name for name, _ in files]
     # Opened beside those that the tree keeps: nobody comes back to it.
     with tree.open(parts[:-1], parts[-1], AS_FOLDER) as opened:

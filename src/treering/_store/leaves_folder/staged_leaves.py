@@ -27,10 +27,8 @@ from treering._store.failures import busy_error, checkpoint_error, naming, with_
 from treering._store.leaves_api import LeafFile, LeafWriter, LeavesSave, MakeUpdate, Move, Unfinished, Update
 from treering._store.leaves_folder.attempts import (
     AttemptFolder,
-    index_bytes,
     list_attempts,
     pending_attempts,
-    read_small,
     remove_attempt,
     remove_if_dead,
     sweep_unfinished,
@@ -389,7 +387,7 @@ class LeavesCommit(Closable):
     def _begin(self) -> bytes | None:
         """Take the lock, do what the index promises and its saver did not live to do, and return the index then."""
         self._take_lock()
-        index = index_bytes(self._tree)
+        index = self._tree.read_index(INDEX)
         if index is None:
             return None
         if (change := self._unfinished(index)) is None:
@@ -515,7 +513,7 @@ def survey(tree: FolderTree, moves: Sequence[Move]) -> ReplacedFiles:
             replaced.folders.add(parts)
             if _staying(tree, replaced, parts).get(ZARRAY) is not Kind.FILE:
                 continue
-            text = read_small(tree, parts, ZARRAY, LONGEST_DOCUMENT)
+            text = tree.read_small(parts, ZARRAY, LONGEST_DOCUMENT)
             if marker_of(text) not in moving:
                 _survey_chunks(tree, parts, text, replaced)
                 replaced.files[parts] = [*replaced.files.pop(parts, ()), ZARRAY]

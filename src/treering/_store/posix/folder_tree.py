@@ -14,18 +14,23 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-from treering._store.api import Closable, Kind
+from treering._store.api import LARGEST_DOCUMENT, Closable, Kind
 from treering._store.crew import map_together
 from treering._store.failures import link_error
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, folder
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder
+from treering._store.posix.reading import LocalFile
 from treering._values.human import pluralize
+from treering.errors import FormatError
 
 Parts = tuple[str, ...]
 """The way to a folder below the open one; none for itself."""
+AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+"""Flags with which a folder is opened."""
 
 _KEPT_OPEN = 64
 _THREADS = 5  # that of the caller is one of them
@@ -211,6 +216,42 @@ class FolderTree(Closable):
         with self._lock:
             self._at(parts).sync()
 
+    def open_file(self, parts: Parts, name: str) -> LocalFile:
+        """Open a file to read it; the caller closes it.
+
+        Raises:
+            LinkRefusedError: it, or a folder on the way, is a link.
+            FileNotFoundError: it is not there.
+            NotADirectoryError: a file is on the way.
+            StoreError: it is no file.
+            OSError: the system refuses.
+        """
+        opened = self.open(parts, name, folder.READ)
+        return LocalFile(Path(self.shown(parts, name)), lambda _: opened)
+
+    def read_index(self, name: str) -> bytes | None:
+        """Return the bytes of an index, None when there is none.
+
+        Raises:
+            LinkRefusedError: it is a link.
+            FormatError: it is larger than any index.
+            OSError: the system refuses.
+        """
+        try:
+            file = self.open_file((), name)
+        except FileNotFoundError:
+            return None
+        with file:
+            if file.size > LARGEST_DOCUMENT:
+                shown = repr(os.fspath(file.path))
+                raise FormatError(f"{shown} has {pluralize(file.size, 'bytes')}: no index is that large")
+            return file.read(0, file.size)
+
+    def read_small(self, parts: Parts, name: str, most: int) -> bytes:
+        """Return what is in a file, at most one byte more than is wanted; raises as `open_file` does."""
+        with self.open(parts, name, folder.READ) as opened:
+            return first_bytes(opened.number, most)
+
     def sync_written(self, parts: Parts, written: Iterable[tuple[Parts, Iterable[str]]]) -> None:
         """Make some files in a folder durable, and the names of that folder and of all folders on the way to them.
 
@@ -287,3 +328,11 @@ class FolderTree(Closable):
     def _refuse_link(self, above: Folder, parts: Parts) -> None:
         if (found := above.find(parts[-1])) is not None and stat.S_ISLNK(found.st_mode):
             raise link_error(self.shown(parts))
+
+
+def first_bytes(number: int, most: int) -> bytes:
+    """Return the first bytes of an open file, one more than wanted if it has more."""
+    data = os.read(number, most + 1)
+    while len(data) < most and (more := os.read(number, most + 1 - len(data))):
+        data += more
+    return data
