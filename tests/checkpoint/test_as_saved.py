@@ -118,6 +118,14 @@ def test_renamed_branches_and_parts(path: Path) -> None:
         load(path, {"params": ...}, key_map={"params/n": "step"}, extra="ignore")
 
 
+def test_below_the_empty_key(tmp_path: Path) -> None:
+    tree = {"": {"b": 1, "": 2}, "a": {"c": 3}}
+    tr.save(tmp_path / "a", tree)
+    assert load(tmp_path / "a", {"": ..., "a": ...}) == tree
+    assert load(tmp_path / "a", {"x": {"": ...}}, key_map={"x/": ""}) == {"x": {"": tree}}
+    assert load(tmp_path / "a", {"": ...}, key_map={"~": "a"}, extra="ignore") == {"": tree["a"]}
+
+
 def test_it_is_no_cast_and_no_check(path: Path) -> None:
     like = {"params": {"layers": ..., "n": np.zeros(3, "i2")}}
     found = load(path, like, extra="ignore", cast=True)

@@ -513,6 +513,15 @@ def test_names_with_slashes_are_renamed(path: Path) -> None:
     assert treering.load(path, like, key_map=rename) == {"c/d": 1, "e~f": 2, "g": 3}
 
 
+def test_branches_under_the_empty_key_are_renamed(path: Path) -> None:
+    treering.save(path, {"": {"b": 1, "": 2}, "a": {"c": 3, "": 4}})
+    like = {"q": {"b": 0, "": 0}, "": {"c": 0, "": 0}}
+    assert treering.load(path, like, key_map={"q": "~", "~": "a"}) == {"q": {"b": 1, "": 2}, "": {"c": 3, "": 4}}
+    assert treering.load(path, {"": 0, "b": 0}, key_map={"": "~"}, extra="ignore") == {"": 2, "b": 1}
+    treering.save(path, {"": 5}, overwrite=True)
+    assert treering.load(path, {"q": {"": 0}}, key_map={"q": ""}) == {"q": {"": 5}}
+
+
 def test_all_of_like_lies_below_a_branch(path: Path) -> None:
     treering.save(path, {"params": {"w": 1}, "step": 5})
     assert treering.load(path, {"w": 0}, key_map={"": "params"}, only="params") == {"w": 1}

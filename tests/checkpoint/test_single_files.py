@@ -63,6 +63,21 @@ def test_a_msgpack_without_like_is_its_state_dict(tmp_path: Path) -> None:
     assert_same(treering.load(tmp_path / "c.msgpack", tree), tree)
 
 
+def test_numpy_bools_are_no_bools_of_python(tmp_path: Path) -> None:
+    tree = {"done": np.bool_(True), "also": False, "w": np.ones(2)}
+    treering.save(tmp_path / "c.msgpack", tree)
+    (tmp_path / "c.gz").write_bytes(gzip.compress((tmp_path / "c.msgpack").read_bytes()))
+    for name in ("c.msgpack", "c.gz"):
+        assert_same(treering.load(tmp_path / name), tree)
+        assert_same(treering.load(tmp_path / name, tree), tree)
+        found = treering.load(tmp_path / name, {"done": False, "also": False, "w": tree["w"]}, cast=True)
+        assert found["done"] is True
+        treering.convert(tmp_path / name, tmp_path / f"{name}.folder")
+        assert_same(treering.load(tmp_path / f"{name}.folder"), tree)
+        with treering.open(tmp_path / name) as opened:
+            assert opened["done"].dtype == np.bool_
+
+
 def test_flax_reads_ours_and_we_read_flax(tmp_path: Path) -> None:
     tree = {"w": np.arange(5), "j": jnp.ones(2), "n": {"x": 1.5}}
     treering.save(tmp_path / "c.msgpack", tree)

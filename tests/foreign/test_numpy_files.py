@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
+from tests.trees import assert_same
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _ARRAYS: dict[str, Any] = {
@@ -259,3 +260,22 @@ def test_the_longest_name_that_a_zip_can_hold_is_counted_in_bytes(tmp_path: Path
     with pytest.raises(UnsupportedError, match="no name of a tensor"):
         treering.export(tmp_path / "b.npz", {longest + "\u6a39": np.ones(2)}, to="npz")
     assert not (tmp_path / "b.npz").exists()
+
+
+def test_numpy_reads_each_array_by_its_name(tmp_path: Path) -> None:
+    tree = {"": np.ones(1), "arr_0": np.zeros(2), "b.npy": np.full(3, 2)}
+    treering.export(tmp_path / "a.npz", tree)
+    with np.load(tmp_path / "a.npz") as found:
+        for name, array in tree.items():
+            np.testing.assert_array_equal(found[name], array)
+    assert_same(treering.load(tmp_path / "a.npz", tree), tree)
+
+
+def test_a_name_that_numpy_takes_for_that_of_another_array_is_refused(tmp_path: Path) -> None:
+    tree = {"a": np.ones(1), "a.npy": np.zeros(1)}
+    with pytest.raises(UnsupportedError, match=r"numpy\.load reads 'a' where it is asked for 'a\.npy'"):
+        treering.export(tmp_path / "a.npz", tree)
+    assert not (tmp_path / "a.npz").exists()
+    treering.export(tmp_path / "a.npz", tree, lose="names")
+    with np.load(tmp_path / "a.npz") as found:
+        assert found.files == ["a"]

@@ -127,6 +127,17 @@ def test_what_it_cannot_hold_is_refused_by_name(tree: Any, said: str | None, tmp
         assert treering.load(tmp_path / "item")["w"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_that_loses_items_becomes_a_dict_of_the_others(kind: Any, tmp_path: Path) -> None:
+    tree = {"l": kind([print, np.ones(1), {"x": np.ones(2)}]), "w": np.zeros(2)}
+    wanted = {"l": {"1": tree["l"][1], "2": tree["l"][2]}, "w": tree["w"]}
+    treering.export(tmp_path / "lost", tree, to="orbax", lose="objects")
+    assert_same_arrays(treering.load(tmp_path / "lost"), wanted)
+    treering.save(tmp_path / "run", {"l": kind([np.zeros(1), *tree["l"][1:]]), "w": tree["w"]})
+    treering.convert(tmp_path / "run", tmp_path / "part", to="orbax", only=["l/1", "l/2/*", "w"])
+    assert_same_arrays(treering.load(tmp_path / "part"), wanted)
+
+
 def test_an_empty_container_may_have_the_name_of_an_array(tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", {"a.b": {}, "a": {"b": np.ones(2)}})
     treering.convert(tmp_path / "ckpt", tmp_path / "item", to="orbax")

@@ -277,3 +277,12 @@ def test_calling_us_changes_no_prototype_of_ctypes() -> None:
     before = ctypes.pythonapi.PyBytes_AsString.restype
     serialization.to_bytes({"a": np.zeros(2**20)})
     assert ctypes.pythonapi.PyBytes_AsString.restype is before
+
+
+@pytest.mark.parametrize(
+    ("tree", "leaf"), [({1: 1, "a": 2}, None), ({"w": {"b": 0, 1: 0}}, "w"), ([0, {"b": 0, 1: 0}], "1")], ids=str
+)
+def test_the_dict_whose_keys_cannot_be_sorted_is_named(tree: Any, leaf: str | None) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be sorted") as caught:
+        serialization.msgpack_serialize(tree)
+    assert caught.value.path == (() if leaf is None else (leaf,))

@@ -148,8 +148,9 @@ class PlannedArrays(_NumpyLeaves):
         return result
 
 
-_SAME: Final = ("bool", "int", "float", "complex", "str", "bytes")
-_KINDS: Final = {"NoneType": "none", "ndarray": "numpy"} | dict(zip(_SAME, _SAME, strict=True))
+_SAME: Final = (bool, int, float, complex, str, bytes)
+# By the types themselves: numpy's bool has the name of Python's.
+_KINDS: Final = {type(None): "none", np.ndarray: "numpy"} | {kind: kind.__name__ for kind in _SAME}
 
 
 @contextlib.contextmanager
@@ -176,7 +177,7 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
         else:
             state = read_state(file, first, mapped=mapped)
     structure, keys, leaves = _flatten(state)
-    kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
+    kinds = [_KINDS.get(type(leaf), "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
     index, arrays = held_index(structure, keys, kinds, leaves)
     opened = OpenedFiles(file)
     return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True, opened=opened)
@@ -212,7 +213,7 @@ def index_records(root: Any) -> Index:
     leaves = [
         leaf_of_record(leaf, "numpy" if leaf.is_array else leaf.kind, 0)
         if isinstance(leaf, LeafRecord)
-        else ForeignLeaf(LeafType(kind=_KINDS.get(type(leaf).__name__, "opaque")), leaf)
+        else ForeignLeaf(LeafType(kind=_KINDS.get(type(leaf), "opaque")), leaf)
         for leaf in found
     ]
     index = build_index(structure, keys, leaves, [DataFile(name="", nbytes=0, header=0, digest=None)])

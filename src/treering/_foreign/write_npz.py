@@ -61,7 +61,12 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     yield from forms.lost_members(metadata)
     yield from forms.lost_containers(part.structure)
     yield from forms.lost_leaves(source, part, lambda kind: forms.refuse_others(kind, NUMPY_SIZES))
-    yield from forms.lost_names(part.keys, _names(part), _is_odd)
+    yield from forms.lost_names(part.keys, names := _names(part), _is_odd)
+    known = set(names)
+    for key, name in zip(part.keys, names, strict=True):
+        if name.endswith(".npy") and (other := name.removesuffix(".npy")) in known:
+            text = f"leaf {key!r:.200}: numpy.load reads {other!r:.200} where it is asked for {name!r:.200}"
+            yield forms.Loss("names", key, text)
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def _is_odd(name: str) -> bool:
 
 
 def _names(part: Selection) -> list[str]:
-    return ["/".join(split_key(key)) or _BARE for key in forms.key_texts(part.structure)]
+    return ["/".join(split_key(key)) if key else _BARE for key in forms.key_texts(part.structure)]
 
 
 def _head(array: SourceArray) -> bytes:

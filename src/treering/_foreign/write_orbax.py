@@ -266,7 +266,9 @@ def _walk_paths(structure: Sequence[Token]) -> Iterator[tuple[list[Step], Contai
         heads = levels[-1] if depth else []
         if isinstance(token, Container):
             above += heads[place : place + 1]
-            levels.append([(key_text(key), token.node in _SEQUENCES) for key in token.keys])
+            # A list that lost items is a dict from then on: Orbax and we refuse one with gaps.
+            listed = token.node in _SEQUENCES and not token.thinned
+            levels.append([(key_text(key), listed) for key in token.keys])
             if not token.keys:
                 yield list(above), token
         else:

@@ -179,8 +179,8 @@ def expand_ellipses(
     for number, (key, leaf, kind) in enumerate(zip(target.keys, target.leaves, target.kinds, strict=True)):
         source = places.get(number, "")
         if number in places and (below := found.get(source)) is not None:
-            names = [name[len(source) + 1 :] if source else name for name in below.keys]
-            rows += [(f"{key}/{name}" if key else name, ..., AS_SAVED) for name in names]
+            above, depth = split_key(key), len(split_key(source))
+            rows += [(join_key((*above, *split_key(name)[depth:])), ..., AS_SAVED) for name in below.keys]
         else:
             rows.append((key, leaf, AS_SAVED if number in places else kind))
     expanded = dataclasses.replace(
@@ -375,8 +375,7 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
         parts = split_key(key)
         covering = [found for length in lengths if length <= len(parts) and (found := known.get(parts[:length]))]
         for text, source in covering[:1]:
-            rest = key.split("/")[len(split_key(text)) :] if key else []
-            result[key] = "/".join([source, *rest]) if source else "/".join(rest)
+            result[key] = join_key((*split_key(source), *parts[len(split_key(text)) :]))
             idle.discard(text)
         shadowed.update(text for text, _ in covering[1:])
     if idle:

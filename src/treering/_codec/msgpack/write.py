@@ -168,13 +168,14 @@ class Encoder:
         if len(self._frames) > MAX_DEPTH:
             hint = "it may hold itself; flatten it otherwise"
             raise UnsupportedError(f"the tree is more than {MAX_DEPTH} containers deep", hint=hint)
-        self._at.append(self._key)
         if isinstance(container, dict):
+            items = self._order_items(container)  # where that fails, this container is the leaf that is named
             self.pieces.append(map_header(len(container)))
-            self._frames.append((iter(self._order_items(container)), True, chunkable))
+            self._frames.append((iter(items), True, chunkable))
         else:
             self.pieces.append(list_header(len(container)))
             self._frames.append((iter(enumerate(container)), False, False))
+        self._at.append(self._key)
 
     def _order_items(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
         if not self.sort_keys:
