@@ -19,8 +19,10 @@ from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._arrays.plan_cache import TreePlan
 from treering._checkpoint.forms import open_source
 from treering._checkpoint.load import LoadOptions
+from treering._format.run_document import StepRecord
 from treering._inspect import verify
 from treering._runs import convert_run, leases, load_step, save_step
+from treering._runs.folder import RunFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import box_of_slices, slices
 
@@ -55,6 +57,24 @@ def act_before_looks(patch: pytest.MonkeyPatch, act: Callable[[Path, int], objec
 def act_before_handed_steps_are_noted(patch: pytest.MonkeyPatch, act: Callable[..., object]) -> None:
     """Do something each time before it is noted for which steps ``on_commit`` was called."""
     faults.before(patch, leases, "encode_handed", act)
+
+
+def act_before_list_is_put(patch: pytest.MonkeyPatch, act: Callable[[], object], *, gone: bool = False) -> None:
+    """Do something each time before the list of the steps that a rollback leaves behind is put, or goes."""
+    faults.before(patch, RunFolder, "_swap_left", lambda _, data, *__: act() if gone is not bool(data) else None)
+
+
+def wait_before_a_step_is_taken(
+    patch: pytest.MonkeyPatch, step: int, held: threading.Event, go: threading.Event
+) -> None:
+    """Let who follows a run stop before a step that it has found, and say so."""
+
+    def stop(record: StepRecord) -> None:
+        if record.step == step and not held.is_set():
+            held.set()
+            assert go.wait(60)
+
+    faults.before(patch, leases.StepWatch, "_take", lambda _, __, record: stop(record))
 
 
 def act_before_conversions(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from pathlib import Path
@@ -322,3 +323,21 @@ def test_a_failed_save_is_raised_to_the_training_and_not_to_the_function(tmp_pat
     assert loaded == [{"w": 1}]
     with pytest.raises(NotDirectoryError, match="the earlier save"):
         run.close()
+
+
+def test_a_function_that_exits_ends_nothing(path: str) -> None:
+    calls: list[int] = []
+
+    def act(commit: StepCommit) -> None:
+        calls.append(commit.step)
+        if commit.step == 1 and calls.count(1) == 1:
+            sys.exit(0)
+
+    with tr.Run(path, on_commit=act) as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": step}).result()
+        run.wait(60)
+    assert set(calls) == {1, 2, 3}
+    with tr.Run(path, on_commit=act) as run:
+        run.save(4, {"w": 4})
+    assert (calls.count(1), calls[-1]) == (2, 4)

@@ -21,7 +21,7 @@ import pytest
 import treering as tr
 from tests import buckets, faults
 from tests.jobs import be_process
-from tests.system_calls import refuse_removals
+from tests.system_calls import CommitGate, commit_gate, refuse_removals
 from tests.warm import Programs
 from treering.errors import (
     ExistsError,
@@ -32,6 +32,8 @@ from treering.errors import (
     StoreError,
     UnsupportedError,
 )
+
+__all__ = ["commit_gate"]
 
 TREE = {"w": np.arange(3, dtype=np.float32)}
 
@@ -123,6 +125,26 @@ def test_every_call_that_waits_warns(tmp_path: Path, call: str) -> None:
     run.close()
     run = tr.Run(tmp_path / "run", on_save_error="warn")
     run.save(3, TREE).result()  # the end of this program has nothing to tell
+
+
+def test_where_a_warning_is_an_error_each_failure_is_told(tmp_path: Path, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    run = tr.Run(tmp_path / "run", on_save_error="warn")
+    for step in (1, 2):
+        run.save(step, TREE)
+    commit_gate.opened.set()
+    told = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SaveFailedWarning)
+        for _ in range(3):
+            try:
+                run.wait()
+            except SaveFailedWarning as error:
+                told.append(re.findall(r"step (\d)", str(error))[0])
+    assert told == ["1", "2"]
+    commit_gate.error = None
+    run.save(3, TREE).result()  # the end of this program has nothing to tell
+    run.close()
 
 
 def test_too_many_in_a_row_raise_with_the_last_cause_and_a_success_begins_anew(tmp_path: Path) -> None:

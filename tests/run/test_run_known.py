@@ -391,3 +391,41 @@ def test_a_save_that_ends_between_two_looks_is_seen(
     ):  # at once, and not as the error of a save in the background
         run.save(1, {"step": 2})
     run.close()
+
+
+def test_an_interrupt_after_a_rollback_is_handed_over_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit_gate: CommitGate
+) -> None:
+    commit_gate.opened.set()
+    run = tr.Run(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.save(step, {"step": step}).result()
+    commit_gate.opened.clear()
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        faults.after(patch, save_step, "begin_save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.save(1, {"step": 10}, rollback=True)
+    commit_gate.opened.set()
+    run.wait()
+    assert (run.steps(), run.load()) == ([1], {"step": 10})
+
+
+def test_an_interrupt_before_a_save_is_handed_over_does_not_count_as_one(tmp_path: Path) -> None:
+    class Interrupting:
+        def get_state(self) -> int:
+            raise KeyboardInterrupt
+
+        def set_state(self, state: int) -> None:
+            raise AssertionError(state)
+
+    run = tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=1000))
+    run.save(0, {"step": 0})
+    with pytest.raises(KeyboardInterrupt):
+        run.save(1000, {"data": Interrupting()})
+    assert run.save(1001, {"step": 1001})
+    run.wait()
+    assert run.steps() == [0, 1001]

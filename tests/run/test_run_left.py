@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import pytest
 
 import treering as tr
 from tests import faults
+from tests.buckets import Answer, Put, Request, Status, install, no_patience
 from tests.command import inside
 from tests.folders import names
 from tests.on_disk import LEFT_DOCUMENT, attempt_of, signed, step_path
+from tests.reads import act_before_list_is_put
 from tests.system_calls import refuse_removals
-from treering.errors import FormatError, NotFoundError, StoreError
+from treering.errors import ExistsError, FormatError, NotFoundError, StoreError
 from treering.rules import KeepLast
+from treering.run import Lease
 
 
 def fill(path: Path) -> None:
@@ -216,3 +220,105 @@ def test_what_cannot_be_written_down_leaves_nothing_behind(tmp_path: Path, monke
     with tr.Run(path) as run:
         run.save(20, {"step": 21}, rollback=True)
     assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20], False)
+
+
+def is_index(request: Request, step: int) -> bool:
+    """Tell whether a request puts the index of a step, not what stands in its place before."""
+    return (
+        isinstance(request, Put) and request.name.endswith(f"{step:08d}/treering.json") and b'"digest"' in request.data
+    )
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_a_step_in_flight_to_a_bucket_is_there(monkeypatch: pytest.MonkeyPatch, *, rollback: bool) -> None:
+    bucket, put, go = install(monkeypatch, grace=0.0), threading.Event(), threading.Event()
+    with tr.Run("memory://bucket/run") as run:
+        for step in (1, 10):
+            run.save(step, {"step": step}).result()
+
+        kept: list[Request] = []
+
+        def meet(request: Request) -> None:
+            if kept and not put.is_set() and threading.current_thread() is not threading.main_thread():
+                put.set()
+                assert go.wait(60)
+            kept.extend([request] * (isinstance(request, Put) and request.name.endswith("00000020/treering.json")))
+
+        bucket.meet = meet
+        run.save(20, {"step": 20})
+        assert put.wait(60)  # what keeps its place lies there alone, as what is left of a removed step does
+        threading.Timer(0.1, go.set).start()
+        if rollback:
+            run.save(15, {"step": 16}, rollback=True).result()
+            assert (run.steps(), run.load()) == ([1, 10, 15], {"step": 16})
+        else:
+            with pytest.raises(ExistsError, match="older than its latest step, 20"):
+                run.save(15, {"step": 16})
+            assert run.steps() == [1, 10, 20]
+
+
+def test_the_list_stays_where_the_commit_may_yet_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
+    run = tr.Run("memory://bucket/run")
+    for step in (1, 2, 3):
+        run.save(step, {"step": step}).result()
+    late: list[Request] = []
+    unanswered = iter(range(2))
+
+    def meet(request: Request) -> Answer | None:
+        if is_index(request, 2):
+            late.append(request)
+        return Answer(Status.NO_ANSWER) if late and next(unanswered, None) is not None else None
+
+    with monkeypatch.context() as patch:
+        no_patience(patch)
+        bucket.meet = meet
+        with pytest.raises(StoreError, match="it may yet be in place"):
+            run.save(2, {"step": 20}, rollback=True).result()
+    bucket.meet = lambda _: None
+    assert (run.steps(), run.load()) == ([1, 2, 3], {"step": 3})
+    assert bucket.answer(late[0]).status is Status.DONE
+    assert (run.steps(), run.load()) == ([1, 2], {"step": 20})
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+@pytest.mark.parametrize("release", [False, True])
+def test_who_holds_meanwhile_fails_no_rollback(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, release: bool
+) -> None:
+    install(monkeypatch, grace=0.0)
+    path = str(tmp_path / "run") if place == "disk" else "memory://bucket/run"
+    run, other = tr.Run(path), tr.Run(path)
+    for step in (1, 2, 3):
+        run.save(step, {"step": step}).result()
+    lease = other.hold(2) if release else None
+    actions = [lambda: lease.release() if lease is not None else other.hold(2)]
+    act_before_list_is_put(monkeypatch, lambda: actions and actions.pop()())
+    run.save(2, {"step": 20}, rollback=True).result()
+    assert not actions
+    assert (run.steps(), run.load()) == ([1, 2], {"step": 20})
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+def test_who_holds_while_a_list_is_removed_keeps_its_step(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, grace=0.0)
+    path = str(tmp_path / "run") if place == "disk" else "memory://bucket/run"
+    run, other = tr.Run(path), tr.Run(path)
+    for step in (1, 2, 3, 4):
+        run.save(step, {"step": step}).result()
+    held: list[Lease] = []
+
+    def hold() -> None:
+        if not held:
+            held.append(other.hold(2))
+
+    with monkeypatch.context() as patch:
+        act_before_list_is_put(patch, hold, gone=True)
+        run.save(3, {"step": 30}, rollback=True).result()
+        run.save(3, {"step": 31}, rollback=True).result()
+    assert held
+    run.save(1, {"step": 10}, rollback=True).result()
+    assert tr.load(held[0].path) == {"step": 2}
+    held[0].release()

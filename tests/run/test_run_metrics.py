@@ -1,12 +1,14 @@
 """A metric that no step has: never None, which loads the latest step, and never silent in a rule."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import treering as tr
+from tests.buckets import install
 from treering.errors import NotFoundError, UnknownMetricWarning
 
 TREE = {"w": np.arange(3.0)}
@@ -73,3 +75,18 @@ def test_a_metric_that_some_step_has_is_known(tmp_path: Path) -> None:
             for step in (2, 3, 4):
                 run.save(step, TREE, metrics={"loss": 0.5}).result()
     assert run.steps() == [1, 3, 4]
+
+
+def test_metrics_of_a_step_ask_for_that_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
+    counts = []
+    for number in (3, 30):
+        run = tr.Run(f"memory://bucket/{number}")
+        for step in range(number):
+            run.save(step, {"step": step}, metrics={"loss": step})
+        run.wait()
+        counts.append(bucket.counted(partial(run.metrics, 1)))
+        assert run.metrics(1) == {"loss": 1.0}
+        with pytest.raises(NotFoundError, match=f"has no step {number}"):
+            run.metrics(number)
+    assert counts[0] == counts[1] <= 5

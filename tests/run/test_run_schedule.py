@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import treering as tr
 from tests.drawn import drawn
 from tests.run.schedules import Job
 from tests.run.test_cadence import cadences
@@ -293,3 +295,18 @@ def test_one_process_alone_follows_the_rules_to_the_letter(cadence: Any, moves: 
                 saved_at, counted = now, step
             step += stride
             run.pass_time(seconds)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loop_that_goes_back_saves_the_steps_that_it_saved_before(tmp_path: Path, *, again: bool) -> None:
+    run = tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=100))
+    saved = [step for step in range(0, 701, 7) if run.save(step, {"step": step})]
+    if again:
+        run.close()
+        run = tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=100))
+    wanted = [step for step in saved if step >= 210]
+    assert wanted[:2] == [301, 406]
+    assert [step for step in range(210, 701, 7) if run.save(step, {"step": -step}, rollback=True)] == wanted
+    run.wait()
+    assert run.steps() == saved
+    assert all(run.load(step) == {"step": -step} for step in wanted)

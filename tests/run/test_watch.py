@@ -18,7 +18,7 @@ import treering as tr
 from tests.buckets import MemoryBucket, install
 from tests.clocks import wait_at_most
 from tests.on_disk import step_path
-from tests.reads import watch_in_a_job
+from tests.reads import wait_before_a_step_is_taken, watch_in_a_job
 from tests.stores import read_file, write_file
 from treering.errors import StoreError, UnsupportedError
 from treering.rules import KeepLast
@@ -239,3 +239,25 @@ def test_in_a_job_the_others_hear_that_there_is_no_step_before_they_give_up(path
     assert said[0] == 1
     assert said[-1] == -1
     assert said.count(None) >= 3  # at least each quarter of a second, but for the one that ends it
+
+
+def test_a_look_that_nobody_waits_for_any_more_loses_no_step(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(path, 1, 2, 3)
+    held, go = threading.Event(), threading.Event()
+    wait_before_a_step_is_taken(monkeypatch, 2, held, go)
+
+    async def follow() -> list[int]:
+        watch = tr.Run(path).watch(hold=True, timeout=30)
+        found = [await anext(watch)]
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.to_thread(held.wait, 60)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go.set()
+        await asyncio.sleep(0.3)  # it ends, and nobody hears of it
+        found += [await anext(watch), await anext(watch)]
+        watch.close()
+        return found
+
+    assert asyncio.run(follow()) == [1, 2, 3]

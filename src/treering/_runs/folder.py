@@ -19,7 +19,7 @@ from treering import errors
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._format import run_document
 from treering._format.document import read_summary
-from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version, open_below
+from treering._store.api import Closable, Document, Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
 from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
@@ -345,45 +345,36 @@ class RunFolder(Closable):
             return None if data is None else _list_in(data)
 
     def write_left(self, document: run_document.SupersededSteps) -> None:
-        """Write ``.run.json.left``, durably, which must not be there, be empty, or be there for leases alone.
+        """Write ``.run.json.left``, durably, which must not be there, be empty, or be there for leases alone."""
 
-        One that is not written to its end is known by its digest: it needs no other name meanwhile.
-        """
-        data = run_document.encode_superseded(document)
+        def change(data: bytes | None) -> bytes | None:
+            there = None if data is None else _list_in(data)
+            if there is not None and there.step >= 0:
+                if there.mark == document.mark:  # put by a request that was not answered
+                    return None
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            leases = there is not None and there.leases
+            return run_document.encode_superseded(dataclasses.replace(document, leases=leases))
+
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
-            found = self.store.find(LEFT_DOCUMENT)
-            if _is_list(found):
-                if not self.is_left_for_leases():
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-                self.stamp(document)
-                return
-            if self.store.longest_delay or found is not None:
-                self._swap_left(data, found)
-                return
-            try:
-                self.store.create(LEFT_DOCUMENT, [data], len(data))
-                self.store.flush()
-            except FileExistsError:
-                raise
-            except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
-                with contextlib.suppress(OSError):  # the next save sweeps it
-                    self.store.remove(LEFT_DOCUMENT)
-                raise
+            self._change_left(change)
 
     def remove_left(self) -> None:
         """Remove ``.run.json.left``, or empty it where a late request could bring it back; gone already is as well.
 
         Of one that is there for leases too only the list of steps goes.
         """
-        with contextlib.suppress(*NOT_READ):
-            if (document := self.read_left()) is not None and document.leases:
-                self.stamp(run_document.SupersededSteps())
-                return
+
+        def change(data: bytes | None) -> bytes | None:
+            if data is None or len(data) in _EMPTIED:
+                return None
+            with contextlib.suppress(*NOT_READ):
+                if run_document.parse_superseded(data).leases:
+                    return run_document.encode_superseded(run_document.SupersededSteps(leases=True))
+            return b""
+
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
-            if not self.store.longest_delay:
-                self.store.remove(LEFT_DOCUMENT)
-            elif _is_list(found := self.store.find(LEFT_DOCUMENT)):
-                self._swap_left(_emptied(), found)
+            self._change_left(change)
 
     def is_left_for_leases(self) -> bool:
         """Whether ``.run.json.left`` is there for leases alone, and supersedes no step."""
@@ -391,25 +382,22 @@ class RunFolder(Closable):
             return (document := self.read_left()) is not None and document.step < 0
         return False
 
-    def stamp(self, document: run_document.SupersededSteps | None = None) -> None:
-        """Let ``.run.json.left`` say that there may be leases, and what it says already, or what ``document`` does.
+    def stamp(self) -> None:
+        """Let ``.run.json.left`` say that there may be leases, and what it says already.
 
         Raises:
             FormatError: a newer version wrote it.
             StoreError: the system refuses, or others change it again and again.
         """
+
+        def change(data: bytes | None) -> bytes | None:
+            there = run_document.SupersededSteps()
+            with contextlib.suppress(errors.CorruptError):  # it was not written to its end
+                there = (None if data is None else _list_in(data)) or there
+            return None if there.leases else run_document.encode_superseded(dataclasses.replace(there, leases=True))
+
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
-            for _ in range(_TRIES):
-                found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
-                there = run_document.SupersededSteps()
-                with contextlib.suppress(errors.CorruptError):  # it was not written to its end
-                    there = (None if found is None else _list_in(found.data)) or there
-                if document is None and there.leases:
-                    return
-                data = run_document.encode_superseded(dataclasses.replace(document or there, leases=True))
-                if self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version) is Outcome.DONE:
-                    return
-            raise OSError(errno.EAGAIN, f"others change {LEFT_DOCUMENT!r} again and again")
+            self._change_left(change)
 
     def unstamp(self) -> None:
         """Let ``.run.json.left`` go that is there for leases alone; where others change it meanwhile, it stays."""
@@ -417,17 +405,31 @@ class RunFolder(Closable):
             found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
             if found is None or len(found.data) in _EMPTIED or not self.is_left_for_leases():
                 return
-            if self.store.longest_delay:
-                self.store.replace(LEFT_DOCUMENT, _emptied(), found.version)
-            else:
-                entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
-                with contextlib.suppress(BlockingIOError):
-                    self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
+            with contextlib.suppress(BlockingIOError):
+                self._swap_left(b"", found)
 
-    def _swap_left(self, data: bytes, found: Entry | None) -> None:
-        outcome = self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
-        if outcome is not Outcome.DONE:
-            raise OSError(errno.EAGAIN, f"another process changed it, or no answer came to PUT {LEFT_DOCUMENT!r}")
+    def _change_left(self, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Put what ``change`` makes of what ``.run.json.left`` says; asked again where others change it meanwhile.
+
+        None is given where it is not there, and returned to leave it; no bytes are returned to let it go.
+        """
+        for _ in range(_TRIES):
+            found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
+            data = change(None if found is None else found.data)
+            if data is None or self._swap_left(data, found):
+                return
+        raise OSError(errno.EAGAIN, f"others change {LEFT_DOCUMENT!r} again and again")
+
+    def _swap_left(self, data: bytes, found: Document | None) -> bool:
+        """Replace ``.run.json.left`` if it is as it was found, and tell whether it was.
+
+        Without data it goes; where a late request could bring it back, something empty is put in its place.
+        """
+        if data or found is None or self.store.longest_delay:
+            version = None if found is None else found.version
+            return self.store.replace(LEFT_DOCUMENT, data or _emptied(), version) is Outcome.DONE
+        entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
+        return self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
 
     # ---------------------------------------------------------------------------------------------- .run.json.resumed
 

@@ -20,7 +20,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from treering import errors
 from treering._codec.key_document import HEAD_BYTES
@@ -45,6 +45,9 @@ from treering._values import timing
 from treering._values.checkpoint_names import HANDED_DOCUMENT, LEASES, is_message, lease_name, lease_of_name
 from treering._values.telemetry import LOGGER
 from treering._view.run_text import when_text
+
+if TYPE_CHECKING:
+    import asyncio
 
 LONGEST_LEASE: Final = 86_400
 """No lease counts for more seconds after it was written."""
@@ -444,6 +447,7 @@ class StepWatch(Closable):
         self._pause = timing.current.watch_first
         self._surveyed = False
         self._ended = False
+        self._looking: asyncio.Future[int | None] | None = None
 
     def __iter__(self) -> Self:
         return self
@@ -474,7 +478,20 @@ class StepWatch(Closable):
         if self._broadcast is not None:
             hint = "iterate with a plain `for` on the thread that the other collectives run on"
             raise errors.UnsupportedError("a job of several processes cannot await the steps of a run", hint=hint)
-        while (found := await asyncio.to_thread(self._look)) is None:  # noqa: ASYNC110 - another process saves
+        while True:
+            if self._looking is None or self._looking.get_loop() is not asyncio.get_running_loop():
+                self._looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+            looking = self._looking
+            try:
+                found = await asyncio.shield(looking)
+            except asyncio.CancelledError:  # its thread goes on: what it finds is for the next call
+                raise
+            except BaseException:
+                self._looking = None
+                raise
+            self._looking = None
+            if found is not None:
+                break
             await asyncio.sleep(self._next_pause())
         if found < 0:
             raise StopAsyncIteration
@@ -710,7 +727,7 @@ class CommitCalls:
                             step=step, path=lease.path, metrics=metrics, nbytes=record.nbytes, digest=record.digest
                         )
                     )
-        except Exception:  # noqa: BLE001 - whatever it is, no save fails because of it
+        except BaseException:  # noqa: BLE001 - whatever it is, `sys.exit` too, no save fails and this thread goes on
             what = "on_commit failed for step %d of %s; it is called again after the next save"
             LOGGER.exception(what, step, self._shown)
             return digest or _UNKNOWN

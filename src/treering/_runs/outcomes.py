@@ -146,9 +146,8 @@ class SaveOutcomes:
         Raises:
             SavesFailedError: there were too many in a row.
         """
-        with self._lock:
-            unsaid, self._unsaid = self._unsaid, []
-        for step, job, number in unsaid:
+        while (one := self._next_unsaid()) is not None:  # one by one: a warning may be an error
+            step, job, number = one
             if job.told:  # by the caller's `result()`
                 continue
             in_a_row = f" ({number} in a row)" if number > 1 else ""
@@ -165,6 +164,10 @@ class SaveOutcomes:
             what = f"{count} of the run {self._shown!r} failed in a row; the last, of step {step}: {error_text(cause)}"
             newest = "nothing was saved before" if self._newest is None else f"the newest step is {self._newest[0]}"
             raise SavesFailedError(what, hint=newest) from cause
+
+    def _next_unsaid(self) -> tuple[int, SaveJob, int] | None:
+        with self._lock:
+            return self._unsaid.pop(0) if self._unsaid else None
 
     @contextlib.contextmanager
     def warning(self, what: str) -> Iterator[None]:

@@ -18,6 +18,7 @@ from treering._background.saves import raise_unreported, wait_for
 from treering._checkpoint.save_options import Increment
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
+from treering._format.run_document import StepRecord
 from treering._printable import kind_of, show_path
 from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
@@ -25,7 +26,16 @@ from treering._runs.leases import NOT_CALLED, CommitCalls, Lease, StepWatch, hel
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
-from treering._runs.steps import latest_of, missing_step, noted_steps, read_run, records_of, step_path, steps_of
+from treering._runs.steps import (
+    latest_of,
+    missing_step,
+    noted_steps,
+    read_record,
+    read_run,
+    records_of,
+    step_path,
+    steps_of,
+)
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
@@ -330,13 +340,13 @@ class RunState:
         """Return the metrics of a step; ``Run.metrics`` says more."""
         step = require_step_number(step)
         wait_for(step_path(self.path, step))
-        records = records_of(self.path)
-        if step in records.unreadable:
-            raise records.unreadable[step]
-        for record in records.readable:
-            if record.step == step:
-                return dict(record.metrics)
-        raise missing_step(self.shown, step, steps_of(self.path))
+
+        def read(run: RunFolder) -> StepRecord | None:
+            return None if step in run.superseded_steps() else read_record(run, step)
+
+        if (record := read_run(self.path, read, None)) is None:
+            raise missing_step(self.shown, step, steps_of(self.path))
+        return dict(record.metrics)
 
     def watch(self, *, after: SupportsIndex | None, timeout: Any, hold: bool) -> StepWatch:
         """Return the steps as they become durable; ``Run.watch`` says more."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import operator
 import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeAlias
 
 import jax
@@ -113,7 +115,7 @@ def _save_step(
     def counted_from() -> int | None:
         return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
 
-    with counted(path, saves=saves), _take_back_on_failure(run, processes, lambda: decision is not None):
+    with counted(path, saves=saves), _take_back_on_failure(run, path, processes, lambda: decision is not None):
         run.require_open()
         run.warn()
         step = require_step_number(step)
@@ -140,7 +142,7 @@ def _save_step(
         path = step_path(run.path, step)
         begun = BegunSave(run.outcomes, step)
         run.has_saved = True
-        with _undo_on_failure(run, order.mark):
+        with _undo_on_failure(run, order.mark, lambda: bool(in_flight(path))):
             replaces, timeout = rollback or step in run.passed, run.timeout_of(decision)
             options = SaveOptions.of(path, metadata=note, overwrite=replaces, timeout=timeout, **others)
             states = state_keys(tree) if processes.count > 1 else ()  # process 0 alone writes them
@@ -175,12 +177,15 @@ def _announce(run: RunState, step: int, order: Order, processes: Processes) -> N
 
 
 @contextlib.contextmanager
-def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Callable[[], bool]) -> Iterator[None]:
+def _take_back_on_failure(
+    run: RunState, path: Path, processes: Processes, is_decided: Callable[[], bool]
+) -> Iterator[None]:
     """Take back the decision of a process that is alone when a step was not saved: the next step makes up for it."""
     try:
         yield
-    except Exception:  # whatever it is: the step was not saved; raised again below
-        if processes.count == 1 and is_decided() and not run.outcomes.warns:  # else it would warn at each step
+    except BaseException as error:  # an interrupt too, before the save is handed over; raised again below
+        forgiven = isinstance(error, Exception) and run.outcomes.warns  # else it would warn at each step
+        if processes.count == 1 and is_decided() and not forgiven and not in_flight(path):
             run.schedule.take_back()
         raise
 
@@ -220,7 +225,8 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     if step <= max(folders, default=-1):  # of some of them nothing but a tombstone may be left
         with contextlib.suppress(NotFoundError, StoreError), RunFolder(run.path) as folder:
             removed, untidy = folder.survey()
-            folders -= removed - untidy
+            # A first save in a bucket puts a tombstone in its place before it commits.
+            folders -= removed - untidy - set(map(step_of_name, flying))
     if step > max(folders, default=-1):
         return Order(there=folders, noted=noted)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
@@ -304,19 +310,23 @@ def _still_passed(run: RunState, step: int) -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def _undo_on_failure(run: RunState, mark: str | None) -> Iterator[None]:
+def _undo_on_failure(run: RunState, mark: str | None, goes_on: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Take back what `_announce` has noted if the block fails, and what it has written if nothing was committed.
 
     Args:
         run: the run.
         mark: that of the list of superseded steps; None where nothing is superseded.
+        goes_on: tells whether another thread carries the save out, which an interrupt of this one does not end.
     """
     try:
         yield
-    except BaseException:  # an interrupt too: the save will not be committed; raised again below
+    except BaseException as error:  # an interrupt too; raised again below
+        if goes_on():
+            raise
         if run.calls is not None:
             run.calls.forget()
-        if mark is not None:
+        # Where no answer came to the commit it may yet be in place, and then the list has to be there.
+        if mark is not None and not (isinstance(error, StoreError) and error.errno == errno.EIO):
             with contextlib.suppress(TreeringError), RunFolder(run.path) as folder:  # the next save sweeps it
                 found = folder.read_left()
                 if found is not None and found.mark == mark and folder.read_superseded() is None:

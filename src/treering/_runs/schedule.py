@@ -130,6 +130,8 @@ class SaveSchedule:
             counted_from = None if self._cadence is None else latest()
             self._step = step - 1 if counted_from is None else counted_from
             self._since = self._clock()
+        if step < self._step:  # the loop goes back: what is saved from here on counts
+            self._step = step - 1
         told = (self._signals.watching and self._signals.hear_preemption()) or self._is_due
         passed: float = 0.0
         signum: int | None = None
