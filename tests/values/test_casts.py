@@ -170,3 +170,10 @@ def test_a_value_that_another_kind_cannot_hold_is_refused(value: complex, before
 )
 def test_a_value_that_another_kind_holds_is_kept(value: complex, before: str, after: str) -> None:
     assert cast_array(np.array([value], before), np.dtype(after)).item() == value
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_the_order_of_bytes_changes_no_answer(order: str) -> None:
+    with pytest.raises(NotKept):
+        cast_array(np.array([1e300], f"{order}f8"), np.dtype("float32"), np.empty)
+    assert cast_array(np.array([1.5], f"{order}f4"), np.dtype("float64"), np.empty).tolist() == [1.5]

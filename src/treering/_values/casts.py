@@ -24,7 +24,8 @@ _BLOCK_ITEMS: Final = 1 << 16
 # Types without infinities and NaNs: what is too large for them becomes their largest number.
 _CLIPPING: Final = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
 _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
-_BUILT_IN: Final = 1
+# What numpy says in `isbuiltin`; 0 is a dtype that is swapped or has fields.
+_BUILT_IN, _OF_A_LIBRARY = 1, 2
 _SHOWN_BITS: Final = 256
 
 
@@ -161,7 +162,7 @@ def _always_keeps(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
     """Tell whether every value of one dtype is one of the other."""
     if after.isbuiltin != _BUILT_IN or after.kind not in "iufc":
         return False
-    if before.isbuiltin != _BUILT_IN:
+    if before.isbuiltin == _OF_A_LIBRARY:
         return after.kind in "fc" and after.itemsize >= (4 if after.kind == "f" else 8)
     return before.kind == after.kind and before.itemsize <= after.itemsize
 
