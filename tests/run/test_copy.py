@@ -139,10 +139,56 @@ def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
         assert run.metrics(2) == {"loss": 2}
         assert run.best("loss") == 1
         assert run.load()["step"] == 3
-    with treering.Run(tmp_path / "other") as run:
-        run.save(2, {"w": 1})
-    with pytest.raises(ExistsError, match="is another step"):
-        copy_path(str(tmp_path / "other"), f"{place}/run", overwrite=False)
+    for step in (2, 4):
+        with treering.Run(tmp_path / f"other{step}") as run:
+            run.save(step, {"w": 1})
+    with pytest.raises(ExistsError, match="is another run"):
+        copy_path(str(tmp_path / "other2"), f"{place}/run", overwrite=False)
+    with pytest.raises(ExistsError, match="is another run"):
+        copy_path(str(tmp_path / "other4"), f"{place}/run", overwrite=True)
+
+
+def save_steps(path: Any, *steps: int, keep: int | None = None) -> None:
+    with treering.Run(path, keep=treering.KeepLast(keep) if keep else None) as run:
+        for step in steps:
+            run.save(step, {"step": step, "of": str(path)})
+
+
+def test_a_run_is_not_mixed_with_another_one(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_steps(tmp_path / "run", 1, 2, 4, keep=3)
+    other = f"{place}/other"
+    save_steps(other, 3, 5, keep=7)
+    for option in ((), ("--overwrite",)):
+        assert ended("cp", *option, tmp_path / "run", other) == 2
+        assert "is another run: its step 3 is none of the steps of" in capsys.readouterr().err
+    with treering.Run(other) as run:
+        assert run.steps() == [3, 5]
+    save_steps(f"{place}/last", 4)
+    assert ended("cp", tmp_path / "run", f"{place}/last") == 2
+    assert "is another step" in capsys.readouterr().err
+    with treering.Run(f"{place}/last") as run:
+        assert run.steps() == [4]  # not even the steps before the one that is another
+    assert ended("log", other) == 0
+    assert "KeepLast(7)" in capsys.readouterr().out
+    assert ended("cp", "--overwrite", tmp_path / "run", f"{place}/last") == 0
+    assert treering.load(f"{place}/last/step_00000004")["of"] == str(tmp_path / "run")
+
+
+def test_a_copy_takes_what_its_run_saved_since_also_when_that_removed_the_rest(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_steps(tmp_path / "run", 1, 2, 3, keep=2)
+    assert ended("cp", tmp_path / "run", f"{place}/copy") == 0
+    save_steps(tmp_path / "run", 4, keep=2)
+    monkeypatch.chdir(tmp_path)  # by another spelling of its path
+    assert ended("cp", "run", f"{place}/copy") == 0
+    save_steps(tmp_path / "run", 5, 6, keep=2)
+    assert ended("cp", "run", f"{place}/copy") == 0
+    with treering.Run(f"{place}/copy") as run:
+        assert run.steps() == [2, 3, 4, 5, 6]
+    save_steps(f"{place}/copy", 7)  # it goes its own way
+    save_steps(tmp_path / "run", 8, keep=2)
+    assert ended("cp", "run", f"{place}/copy") == 2
 
 
 def test_a_checkpoint_that_goes_while_it_is_copied_is_busy(tmp_path: Path) -> None:

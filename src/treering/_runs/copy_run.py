@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from treering._arrays.jobs import Progress
 from treering._checkpoint.copy_checkpoint import checked_pieces, copy_checkpoint, copy_file, copy_opened
@@ -15,14 +17,24 @@ from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
 from treering._format.run_document import StepOrigin, add_note, note_of, remove_note
-from treering._runs.folder import RunFolder
+from treering._runs.folder import NOT_READ, RunFolder
 from treering._runs.gc import tidy_step
-from treering._runs.steps import for_each_step, missing_step, note_records, open_run, records_in, step_path, steps_of
+from treering._runs.steps import (
+    Records,
+    for_each_step,
+    missing_step,
+    note_records,
+    open_run,
+    read_run,
+    records_in,
+    step_path,
+    steps_of,
+)
 from treering._store import resolve
 from treering._store.api import Store
 from treering._store.failures import naming_file
-from treering._store.open_folder import OpenFolder, index_document
-from treering.errors import BusyError, ExistsError, NotFoundError, TreeringError, UnsupportedError
+from treering._store.open_folder import index_document
+from treering.errors import BusyError, ExistsError, NotFoundError, UnsupportedError
 
 
 def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
@@ -136,43 +148,77 @@ def _new_folder(to: str | os.PathLike[str], target: str) -> Path:
 
 
 def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:
-    """Copy the steps of a run that the other one does not have yet, the earliest first.
+    """Copy the steps of a run that an earlier copy of it does not have yet, the earliest first, and its rules.
 
     Begun again after an interrupt, it goes on where it was. A step that is removed meanwhile is left out.
 
     Raises:
         NotFoundError: the run has no step.
-        ExistsError: the other run has such a step, which is no copy of it.
+        ExistsError: the other one is another run, or has such a step, which is no copy of it.
         TreeringError: as `copy_checkpoint`.
     """
-    there = set(steps_of(target))
     with open_run(source) as run:
         records = records_in(run)
+        done = _copied_steps(source, records, target, overwrite=overwrite)
 
         def copy(step: int) -> None:
+            if step in done:
+                return
             if (opened := run.open_step(step)) is None:
                 raise NotFoundError(f"step {step} of {os.fspath(source)!r} was removed")
             with opened:
                 with naming_file(step_path(source, step) / INDEX_NAME):
                     index = parse_index(index_document(opened).data)
-                new = step_path(target, step)
-                if step in there and _is_copy(new, index.attempt):
-                    return
-                if step in there and not overwrite:
-                    hint = "copy to another run, or pass --overwrite"
-                    raise ExistsError(f"{os.fspath(new)!r} is another step", hint=hint)
-                copy_opened(opened, index, new, overwrite=overwrite, progress=progress)
+                copy_opened(opened, index, step_path(target, step), overwrite=overwrite, progress=progress)
 
         for_each_step(source, run.steps(), run.steps, copy)
     with RunFolder(target) as copied:
         note_records(copied, dataclasses.replace(records_in(copied), keep=records.keep, save_every=records.save_every))
 
 
-def _is_copy(path: Path, attempt: str) -> bool:
-    """Tell whether a checkpoint is a copy of an attempt."""
-    try:
-        with OpenFolder(path) as folder:
-            origin = parse_index(folder.read_index()).origin
-    except TreeringError:
-        return False
-    return origin is not None and origin.get("attempt") == attempt
+def _copied_steps(source: Path, records: Records, target: Path, *, overwrite: bool) -> set[int]:
+    """Return the steps of the target that are copies of those that the source has.
+
+    The source may have removed others since they were copied: they say from where they are.
+
+    Raises:
+        ExistsError: a step of the target is none that the source has or had.
+    """
+    attempts = {record.step: record.attempt for record in records.readable}
+    origins: dict[int, Mapping[str, Any]] = read_run(target, _origins_in, {})
+    same = {step for step, origin in origins.items() if step in attempts and origin.get("attempt") == attempts[step]}
+    # The same run may have been copied from another place, or under another name.
+    runs = {os.fspath(resolve.resolved(source)), *(_run_of(origins[step]) for step in same)}
+    for step, origin in origins.items():
+        if step in same or step in records.unreadable or (step in attempts and overwrite):
+            continue
+        if step in attempts:
+            hint = "copy to another run, or pass --overwrite"
+            raise ExistsError(f"{os.fspath(step_path(target, step))!r} is another step", hint=hint)
+        # A step later than all of the source was left behind by a save of an earlier one.
+        if step > max(attempts, default=step) or _run_of(origin) not in runs:
+            what = (
+                f"{os.fspath(target)!r} is another run: its step {step} is none of the steps of {os.fspath(source)!r}"
+            )
+            raise ExistsError(what, hint="copy to another path")
+    return same
+
+
+def _origins_in(run: RunFolder) -> dict[int, Mapping[str, Any]]:
+    """Return of what each step of a run is a copy; nothing of one that is none, or cannot be read."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for step in run.steps():
+        found[step] = {}
+        with contextlib.suppress(*NOT_READ):
+            if (data := run.read_index(step)) is not None:
+                found[step] = parse_index(data).origin or {}
+    return found
+
+
+def _run_of(origin: Mapping[str, Any]) -> str | None:
+    """Return the run that a copied step comes from; None where nothing says it."""
+    folder, mark, _ = str(origin.get("path", "")).rpartition("step_")
+    if mark:
+        with contextlib.suppress(UnsupportedError):  # a file may say anything
+            return os.fspath(resolve.resolved(folder))
+    return None
