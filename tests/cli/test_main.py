@@ -161,8 +161,20 @@ runpy.run_module("treering", run_name="__main__")
 
 
 def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ZeroDivisionError):
-        end_with(monkeypatch, ZeroDivisionError(), 1)
+    lines = end_with(monkeypatch, ZeroDivisionError("ours"), 2).splitlines()
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ZeroDivisionError: ours")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_the_caller_closed(checkpoint: Path, closed: str) -> None:
+    for path, code in ((checkpoint, 0), (checkpoint / "nope", 2)):
+        command = f'"$1" -m treering verify "$2" {closed}'
+        done = subprocess.run(
+            ["/bin/sh", "-c", command, "sh", sys.executable, str(path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
 
 
 class Terminal(io.StringIO):

@@ -22,7 +22,7 @@ GOOD = 0
 NO = 1
 """Exit code: the answer is no (the file is damaged, nothing matches, a proof failed)."""
 NOT_DONE = 2
-"""Exit code: it could not be done (no such file, another form, a wrong option)."""
+"""Exit code: it could not be done (no such file, another form, a wrong option, an error of treering's own)."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
@@ -127,9 +127,13 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli) -> None:
     """Run a command, usually the whole command line, and exit the program with its exit code.
 
-    Every error of treering becomes one line on stderr, and a hint below it where there is one.
+    Every error of treering becomes one line on stderr, and a hint below it where there is one. What is written to a
+    stream that the caller closed goes nowhere, and the exit code is that of the verb.
     """
     code: int = NOT_DONE
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # else a file that is written would get its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
     try:
         # A verb answers with its exit code, or with None for GOOD.
         code = command.main(args=None if arguments is None else list(arguments), standalone_mode=False) or GOOD
@@ -151,6 +155,10 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
     except OSError as error:
         _silence_stdout()
         explain(f"could not write the output: {error.strerror or error}")
+    except Exception:  # noqa: BLE001 - the interpreter's exit code would say that the answer is no
+        import traceback  # other verbs start sooner without it
+
+        traceback.print_exc()
     sys.exit(code)
 
 
