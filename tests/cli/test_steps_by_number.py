@@ -36,7 +36,40 @@ def test_two_steps_are_compared(run: Path) -> None:
     inside("diff", str(run), "2", "2", code=0)
     assert "has no step 9" in inside("diff", str(run), "1", "9", code=2)[1]
     assert "two steps are compared: treering diff RUN 1 STEP" in inside("diff", str(run), "1", code=2)[1]
-    assert "is no number of a step" in inside("diff", str(run), "one", "2", code=2)[1]
+    for odd in ("one", "9" * 5000):
+        assert "is not a whole number from 0 on" in inside("diff", str(run), odd, "2", code=2)[1]
+
+
+def test_gc_refuses_to_keep_a_step_that_is_not_there(run: Path) -> None:
+    for option in ((), ("--yes",)):
+        told = inside("gc", str(run), "--keep-step", "2", "--keep-step", "9", *option, code=2)[1]
+        assert "has no step 9\nhint: it has steps 1, 2 and 3\n" in told
+    assert tr.Run(run).steps() == [1, 2, 3]
+    inside("gc", str(run), "--keep-step", "2", "--yes", code=0)
+    assert tr.Run(run).steps() == [2, 3]
+
+
+def test_a_newest_step_whose_index_is_damaged_is_named(run: Path) -> None:
+    index = run / "step_00000003" / "treering.json"
+    index.write_bytes(b"x" + index.read_bytes()[1:])
+    for arguments in (["inspect", run], ["ls", run, "*"], ["du", run], ["cat", run, "w"]):
+        told = inside(*map(str, arguments), code=1)[1].splitlines()
+        assert told[0].startswith(
+            f"error: the newest step of {str(run)!r}, 3, cannot be read: {str(index)!r} is damaged"
+        )
+        assert told[1].startswith(f"hint: the step before it is {str(run / 'step_00000002')!r}; ")
+    assert (
+        f"3, cannot be read: {str(index)!r} is damaged"
+        in inside("diff", str(run / "step_00000002"), str(run), code=2)[1]
+    )
+    for arguments in (["rm", run, "3"], ["diff", run, "2", "3"]):
+        told = inside(*map(str, arguments), code=2)[1].splitlines()
+        assert told[0].startswith(f"error: step 3 of {str(run)!r} is there, and cannot be read: ")
+        assert told[1].endswith(f"remove its folder: rm -r {run / 'step_00000003'}")
+    assert "has no step 4" in inside("rm", str(run), "4", code=2)[1]
+    for option in ((), ("--keep-step", "3"), ("--yes",)):
+        assert "note: step 3 cannot be read, and is not removed: " in inside("gc", str(run), *option, code=0)[1]
+    assert tr.Run(run).steps() == [1, 2, 3]
 
 
 def test_listings_are_sorted(run: Path) -> None:

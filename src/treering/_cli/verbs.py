@@ -89,13 +89,19 @@ def read_latest(path: str, read: Callable[[str], T]) -> tuple[str, T]:
 
     Raises:
         NotFoundError: the run has no step yet; and as ``detect`` and ``read``.
+        CorruptError: the index of its latest step is damaged; the hint names the step before it.
     """
     form = detect(path)
     if form is Form.RUN:
         from treering._runs.steps import of_latest
 
         what = "a run"
-        step, found = of_latest(path, lambda latest: (os.fspath(latest), read(os.fspath(latest))))
+        try:
+            step, found = of_latest(path, lambda latest: (os.fspath(latest), read(os.fspath(latest))))
+        except CorruptError as error:
+            if (told := _damaged_latest(path)) is None:
+                raise
+            raise told from error
     elif (steps := find_foreign_steps(path, form)) is not None:
         what, step = f"a folder of steps of {form.value}", os.fspath(steps.path_of(max(steps.names)))
         found = read(step)
@@ -105,20 +111,56 @@ def read_latest(path: str, read: Callable[[str], T]) -> tuple[str, T]:
     return step, found
 
 
+def _damaged_latest(path: str) -> CorruptError | None:
+    """Return the error that the index of a run's latest step is damaged; None where it is not."""
+    from treering._runs.steps import records_of, step_path
+
+    records = records_of(located(path))
+    before = max((record.step for record in records.readable), default=-1)
+    latest = max(records.unreadable, default=-1)
+    if latest < before or not isinstance(error := records.unreadable.get(latest), CorruptError):
+        return None
+    hint = f"`treering verify {path}` says more"
+    if before >= 0:
+        hint = f"the step before it is {os.fspath(step_path(located(path), before))!r}; {hint}"
+    return CorruptError(f"the newest step of {path!r}, {latest}, cannot be read: {error.message}", hint=hint)
+
+
 def steps_at(path: str, steps: Sequence[int]) -> list[str]:
     """Return the paths of steps of a run, or in a folder of another program.
 
     Raises:
         NotFoundError: one is not there.
-        UnsupportedError: it is no run; and as ``detect``.
+        UnsupportedError: the index of one cannot be read, or it is no run; and as ``detect``.
     """
     if (listing := list_steps(path)) is None:
         raise no_run(path)
     paths = {step.step: step.path for step in listing.steps}
-    if lost := [step for step in steps if step not in paths]:
-        hint = f"it has {steps_text(list(paths))}" if paths else "it has no step yet"
-        raise NotFoundError(f"the run {path!r} has no step {lost[0]}", hint=hint)
+    lost = [step for step in steps if step not in paths]
+    if lost and listing.form == "run":
+        from treering._runs.steps import records_of, step_path
+
+        if (error := records_of(located(path)).unreadable.get(lost[0])) is not None:
+            place = show_path(os.fspath(step_path(located(path), lost[0])))
+            raise UnsupportedError(
+                f"step {lost[0]} of {path!r} is there, and cannot be read: {error.message}",
+                hint=f"see `treering verify {path}`; if it is lost, remove its folder: rm -r {place}"
+                if isinstance(error, CorruptError)
+                else error.hint,
+            )
+    require_steps(path, list(paths), steps)
     return [paths[step] for step in steps]
+
+
+def require_steps(path: str, there: Sequence[int], steps: Sequence[int]) -> None:
+    """Refuse steps that a run does not have.
+
+    Raises:
+        NotFoundError: one is not there; the hint says which are.
+    """
+    if lost := [step for step in steps if step not in there]:
+        hint = f"it has {steps_text(there)}" if there else "it has no step yet"
+        raise NotFoundError(f"the run {path!r} has no step {lost[0]}", hint=hint)
 
 
 def describe(path: str) -> str:
@@ -339,12 +381,10 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
     from treering._inspect.diff import diff as compare
     from treering._inspect.diff import sameness
 
-    if step is not None and not b.isdecimal():
-        raise click.UsageError(f"{b!r} is no number of a step")
     if step is None and b.isdecimal() and not is_seen(b):
         raise click.UsageError(f"there is no {b!r}; of a run, two steps are compared: treering diff RUN {b} STEP")
     if step is not None:
-        a, b = steps_at(a, [int(b), step])
+        a, b = steps_at(a, [WholeNumber(0).convert(b, None, click.get_current_context()), step])
     try:
         found = read_latest(a, lambda a: read_latest(b, lambda b: compare(a, b, values=values, progress=True))[1])[1]
     except CorruptError as error:
@@ -550,6 +590,7 @@ def gc(
     given += [KeepSteps(*keep_step)] if keep_step else []
     given += [policy_of(keep)] if keep is not None else []
     records = records_of(located(path))
+    require_steps(path, sorted({*(record.step for record in records.readable), *records.unreadable}), keep_step)
     chosen = functools.reduce(operator.or_, given) if given else None
     for metric, close in unknown_metrics(chosen, records.steps).items():
         # A slip of the hand: all would stay.
@@ -564,6 +605,8 @@ def gc(
     listing = list_records(path, located(path), records, verdicts)
     lines = gc_lines(listing, removed=yes, style=style_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
+    for told in () if as_json else listing.notes:
+        note(told)
     return NO if stayed else GOOD
 
 
