@@ -172,7 +172,7 @@ def test_what_a_run_notes_of_its_steps_is_no_difference(tmp_path: Path) -> None:
     assert list(map(str, found)) == ["metadata host/: 1 in A, 3 in B", "metadata host/n~1m: only in A: 2"]
     said = here("diff", str(tmp_path / "a"), str(tmp_path / "b"), code=1).stdout
     assert "treering" not in said
-    assert len(said.splitlines()) == 2
+    assert len(said.splitlines()) == 3  # the last one says how arrays were compared
 
 
 def test_a_users_own_member_called_treering_is_compared(tmp_path: Path) -> None:
@@ -248,3 +248,31 @@ def test_every_item_of_large_arrays_is_compared_once(tmp_path: Path, shape: tupl
     count = int(other.sum())
     (difference,) = between(tmp_path, {"x": one}, {"x": other}, values=True)
     assert f"{count:,} of {one.size:,} items differ, the first at [{first}]" in difference.detail
+
+
+def test_how_arrays_were_compared_is_said_beside_differences_too(tmp_path: Path) -> None:
+    one, two = (str(tmp_path / name) for name in ("a", "b"))
+    for path, step in ((one, 1), (two, 2)):
+        package.save(path, {"step": step, "w": np.ones(3)})
+        np.savez(f"{path}.npz", step=np.array(step, f"u{step}"), w=np.ones(3))
+    told = "arrays were compared by {} (--values reads them)"
+    assert here("diff", one, two, code=1).stdout.splitlines() == [
+        "step: value: 1 in A, 2 in B",
+        told.format("checksums"),
+    ]
+    assert here("diff", f"{one}.npz", f"{two}.npz", code=1).stdout.splitlines()[-1] == told.format("headers")
+    assert here("diff", one, two, "--values", code=1).stdout.splitlines() == ["step: value: 1 in A, 2 in B"]
+
+
+def test_a_value_is_escaped_once(tmp_path: Path) -> None:
+    one, two = (str(tmp_path / name) for name in ("a", "b"))
+    package.save(one, {"s": "a\\b\n\x1b"}, metadata={"note": 'say "x"'})
+    package.save(two, {"s": "c"}, metadata={"note": "\u202e"})
+    shown = r"'a\\b\n\x1b'"
+    assert here("ls", one, code=0).stdout.split()[2] == shown
+    assert shown in here("inspect", one, code=0).stdout
+    assert r'{"note": "say \"x\""}' in here("inspect", one, code=0).stdout
+    assert here("diff", one, two, code=1).stdout.splitlines()[:2] == [
+        f"s: value: {shown} in A, 'c' in B",
+        r'metadata note: "say \"x\"" in A, "\u202e" in B',
+    ]

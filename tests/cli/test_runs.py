@@ -284,6 +284,36 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
         json.loads(inside(verb, str(run), "--json", code=0)[0])
 
 
+def test_hostile_paths_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    run, more = a_run(tmp_path / "run\x1b[31m", 1, 2), tmp_path / "more\x1b[31m"
+    checkpoint = run / "step_00000001"
+    for arguments in (
+        ["cp", run, more],
+        ["cp", checkpoint, f"{more}.copy"],
+        ["convert", checkpoint, f"{more}.new"],
+        ["report", run, "-o", f"{more}.html"],
+        ["rm", run, 1],
+    ):
+        out, err = inside(*map(str, arguments), code=0)
+        assert "\\x1b[31m" in out
+        assert "\x1b" not in out + err
+
+
+def test_json_says_who_holds_a_step(run: Path) -> None:
+    with tr.Run(run) as reader, reader.hold(2):
+        for verb in ("ls", "log"):
+            held = {step["step"]: step["held"] for step in told(verb, str(run))["steps"]}
+            assert (held[1], held[3]) == (None, None)
+            assert "process" in held[2]
+
+
+def test_doctor_of_a_run_whose_last_step_was_removed(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", 1)
+    inside("rm", str(run), "1", code=0)
+    assert inside("doctor", str(run), code=0)[0].startswith(f"{str(run)!r}: a run of 0 steps\n")
+    assert told("doctor", str(run))["steps"] == []
+
+
 def test_log_starts_without_jax_and_numpy(run: Path) -> None:
     for verb in ("ls", "log", "gc", "inspect", "doctor"):
         assert not {"jax", "numpy", "ml_dtypes"} & imported_by(verb, str(run))

@@ -10,7 +10,7 @@ import click
 from treering._checkpoint.forms import FORMS, LOSSES
 from treering._cli.main import GOOD, write_lines
 from treering._cli.verbs import describe, verb
-from treering._printable import hide_secrets
+from treering._printable import hide_secrets, printable
 from treering._view.progress import reporter, showing
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def convert(
     )
     save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
     convert_any(sources, save, options)
-    write_lines([hide_secrets(f"{target}: {describe(target)}, from {' + '.join(sources)}")])
+    write_lines([printable(hide_secrets(f"{target}: {describe(target)}, from {' + '.join(sources)}"))])
     return GOOD
 
 
@@ -125,5 +125,5 @@ def cp(source: str, target: str, *, overwrite: bool) -> int:
     told = reporter(True, "copying")
     with showing(told):
         copy_path(source, target, overwrite=overwrite, progress=told)
-    write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
+    write_lines([printable(hide_secrets(f"{target}: {describe(target)}, from {source}"))])
     return GOOD

@@ -320,7 +320,7 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
         write_lines(listings.usage_json(layout, usage, head | {"notes": waits} if waits else head))
     elif layout.rows:
         write_lines(listings.usage_lines(layout, usage, ellipsis=style_of(sys.stdout).ellipsis))
-        write_lines(waits)
+        write_lines(map(printable, waits))
     return GOOD if layout.rows else nothing_matches(path, globs, listing.root)
 
 
@@ -395,7 +395,9 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
         head = {"schema": "treering.diff/1"} | members_of(found, "a", "b", "values", "checksums", "leaves")
         write_lines(json_document(head | {"same": not found}, differences=found))
     else:
-        write_lines(map(str, found.differences) if found else [sameness(found, reading="--values")])
+        write_lines(map(str, found))
+        if not found or not values:  # arrays may differ too
+            write_lines([sameness(found, reading="--values")])
     return NO if found else GOOD
 
 
@@ -451,7 +453,7 @@ def report(
     document = gather(path, against=against, stats=stats, verify=verify)
     page = render(document)
     write_file(place, [page], len(page), unique=True)
-    write_lines([f"{show_path(output)}: report of {document['path']}, {bytes_text(len(page))}"])
+    write_lines([printable(f"{show_path(output)}: report of {document['path']}, {bytes_text(len(page))}")])
     if opens:
         _open(output)
     return NO if any(table.get("state") == "bad" for table in document["tables"]) else GOOD
@@ -481,7 +483,7 @@ def _serve(path: str, asked: dict[str, Any], *, port: int, opens: bool) -> None:
         raise UnsupportedError(f"port {port} cannot be used: {error.strerror}", hint=hint) from error
 
     def tell(url: str) -> None:
-        write_lines([f"the report of {show_path(path)} is at {url} until Ctrl-C"])
+        write_lines([printable(f"the report of {show_path(path)} is at {url} until Ctrl-C")])
         sys.stdout.flush()
         if opens:
             import webbrowser
@@ -620,5 +622,5 @@ def rm(path: str, step: int) -> int:
 
     steps_at(path, [step])
     remove_steps(located(path), [step])
-    write_lines([f"removed step {step} of {path}: {describe(path)}"])
+    write_lines([printable(f"removed step {step} of {show_path(path)}: {describe(path)}")])
     return GOOD

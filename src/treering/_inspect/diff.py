@@ -16,11 +16,11 @@ from treering._format.leaf_values import same_value
 from treering._format.listing import LeafRecord, Listing, Named
 from treering._format.run_document import remove_note
 from treering._inspect.inspect import ArrayView, Checksums, OpenTree, open_leaf_by_leaf
-from treering._printable import show_path
+from treering._printable import printable, show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
 from treering._values.outline import InNotebook, Outline, OutlineRow
-from treering._view.plain import json_text, visible
+from treering._view.plain import cut, json_text, visible
 from treering._view.progress import Progress, reporter, showing
 from treering._view.rows import branch_kind, child_key, children_of, is_branch, record_of, value_text
 from treering._view.tree_text import leaf_cells
@@ -62,7 +62,7 @@ class Difference:
 
     def __str__(self) -> str:
         key = visible(self.key, _LONGEST_KEY) or "(the root)"
-        a, b = (None if side is None else visible(side, _LONGEST_SIDE) for side in (self.a, self.b))
+        a, b = (None if side is None else printable(cut(side, _LONGEST_SIDE)) for side in (self.a, self.b))
         if a is None or b is None:
             sides = f"only in A: {a}" if b is None else f"only in B: {b}"
         elif self.what == "metadata":
@@ -119,8 +119,13 @@ class Diff(InNotebook):
 
 
 def sameness(found: Diff, *, reading: str) -> str:
-    """Say how far two checkpoints without differences are the same; ``reading`` is what makes a diff read arrays."""
+    """Say how far two checkpoints without differences are the same, or how arrays were compared where there are some.
+
+    ``reading`` is what makes a diff read arrays.
+    """
     known = "checksums" if found.checksums else "headers"
+    if found:
+        return f"arrays were compared by {'value' if found.values else f'{known} ({reading} reads them)'}"
     how = "equal bit for bit" if found.values else f"equal as far as {known} tell ({reading} reads the arrays)"
     return f"{pluralize(found.leaves, 'leaves', ',')}, {how}"
 

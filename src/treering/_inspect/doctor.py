@@ -26,7 +26,7 @@ from treering._leaves.branches import judge_branch
 from treering._leaves.commit import unfinished_update
 from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
-from treering._runs.folder import RunFolder
+from treering._runs.folder import RunFolder, has_run
 from treering._runs.leases import held_steps
 from treering._runs.steps import records_of, step_path
 from treering._store.api import LARGEST_MESSAGE, Reader, Store, open_below
@@ -284,7 +284,7 @@ def _origin(written: Mapping[str, object]) -> dict[str, str | None]:
 
 
 def holds_run(path: str) -> bool:
-    """Tell whether a folder is that of a run, also of one whose first save never ended.
+    """Tell whether a folder is that of a run, also of one whose first save never ended, or whose last step was removed.
 
     Raises:
         StoreError: the system refuses.
@@ -299,7 +299,7 @@ def holds_run(path: str) -> bool:
     if not is_folder(place) or find_index_at(place) is not None:
         return False
     with RunFolder(place) as run:
-        return bool(run.folders())
+        return bool(run.folders()) or has_run(place)
 
 
 def diagnose_run(path: str) -> RunDiagnosis:

@@ -19,12 +19,12 @@ from treering._format.listing import LeafRecord, Listing
 from treering._format.run_document import remove_note
 from treering._inspect.diff import blocks_of, compare_listings, needs_reading, pair_nodes, unequal_items
 from treering._inspect.inspect import ArrayView, list_steps, open_leaf_by_leaf
-from treering._printable import show_path
+from treering._printable import printable, show_path
 from treering._store.resolve import kept, located, store_at
 from treering._values.boxes import Box
 from treering._values.human import bytes_text, count_text, duration_text, pluralize
 from treering._view.listings import form_text, notes_of
-from treering._view.plain import json_text, visible
+from treering._view.plain import cut, json_text, visible
 from treering._view.progress import reporter, showing
 from treering._view.rows import LONGEST_KEY, Totals, leaves_of, record_of, weight_of
 from treering._view.run_text import RunListing, rule_notes, when_text
@@ -89,7 +89,7 @@ def gather(
         listing, lost = Listing(form="damaged", file_bytes=0, root={}), error.message
     document = _describe_tree(listing)
     document |= {"path": visible(show_path(os.fspath(path)), 500), "step": None, "tables": []}
-    document["notes"] = [(label, visible(text, 2000)) for label, text in _notes(listing, run, lost)]
+    document["notes"] = [(label, printable(cut(text, 2000))) for label, text in _notes(listing, run, lost)]
     if run is not None:
         document["step"] = run.steps[-1].step if run.steps else None
         document["history"] = _history(run)
@@ -220,7 +220,7 @@ def _step_table(run: RunListing) -> dict[str, Any]:
         took = "" if step.seconds is None else duration_text(step.seconds)
         held = f"; {step.held}" if step.held else ""
         goes = "" if step.kept else "goes: "
-        when, why = when_text(step.saved), visible(goes + why + held, 300)
+        when, why = when_text(step.saved), printable(cut(goes + why + held, 300))
         rows.append([str(step.step), when, bytes_text(step.nbytes), took, *metrics, why])
     heads = ["step", "saved", "bytes", "save took", *map(visible, names), "why it stays"]
     title = f"History: {pluralize(len(run.steps), 'steps', ',')}, {bytes_text(run.nbytes)}"
@@ -273,8 +273,8 @@ def list_splits(path: str | os.PathLike[str], listing: Listing) -> list[dict[str
         return []
     data = read_checkpoint_index(located(path))
     ways: dict[_Cut, dict[str, Any]] = {}
-    for cut, key, nbytes in _cuts_of_records(records) if data is None else _cuts_of_index(parse_index(data)):
-        way = ways.setdefault(cut, {"example": key, "leaves": 0, "nbytes": 0})
+    for found, key, nbytes in _cuts_of_records(records) if data is None else _cuts_of_index(parse_index(data)):
+        way = ways.setdefault(found, {"example": key, "leaves": 0, "nbytes": 0})
         way["leaves"] += 1
         way["nbytes"] += nbytes
     return [
@@ -304,8 +304,8 @@ def _cuts_of_index(index: Index) -> Iterator[tuple[_Cut, str, int]]:
 def _cuts_of_records(records: Iterable[tuple[str, LeafRecord]]) -> Iterator[tuple[_Cut, str, int]]:
     """Yield the same of arrays that are cut into chunks of one shape, as zarr does."""
     for key, leaf in records:
-        if (cut := _cut_of_chunks(leaf.shape or (), leaf.chunk_shape or ())) is not None:
-            yield cut, key, leaf.nbytes
+        if (found := _cut_of_chunks(leaf.shape or (), leaf.chunk_shape or ())) is not None:
+            yield found, key, leaf.nbytes
 
 
 @functools.lru_cache(maxsize=256)
@@ -488,7 +488,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], *, re
         "note": note,
         "heads": ["key", "what differs", "before", "after", "largest change", "relative change"],
         "right": [4, 5],
-        "rows": [[visible(str(cell), 300) for cell in row] for row in rows[:_MOST_ROWS]],
+        "rows": [[visible(row[0], 300), *(printable(cut(cell, 300)) for cell in row[1:])] for row in rows[:_MOST_ROWS]],
     }
 
 

@@ -265,7 +265,11 @@ def gc_json(listing: RunListing, *, removed: bool) -> Iterator[str]:
 
 def _members(step: RunStep) -> dict[str, Any]:
     saved = _utc_time(step.saved)
-    found = {"saved": None if saved is None else saved.isoformat(), "metrics": dict(step.metrics)}
+    found = {
+        "saved": None if saved is None else saved.isoformat(),
+        "metrics": dict(step.metrics),
+        "held": step.held or None,
+    }
     return members_of(step, "step", "path", "saved", "nbytes", "metrics", "temporary") | found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treering._format.listing import LeafRecord, Named
-from treering._printable import show_path
+from treering._printable import printable, show_path
 from treering._values.human import bytes_text, count_text, pluralize
 from treering._values.keys import escape_part
 from treering._values.processes import format_processes
@@ -96,7 +96,7 @@ def tree_lines(
     head = visible(show_path(title), ellipsis=style.ellipsis)
     yield f"{style.paint(BOLD, head)} {style.dot} {bytes_text(file_bytes)}"
     for label, text in notes:
-        yield style.paint(DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=style.ellipsis)
+        yield style.paint(DIM, f"{label}: ") + printable(cut(text, _LONGEST_NOTE, style.ellipsis))
     rows = layout.rows
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
@@ -224,7 +224,7 @@ def leaf_cells(leaf: Any, style: Style = UNICODE) -> tuple[str, str]:
         if record.kind == "numpy scalar":
             return record.dtype, shape if record.shape else record.kind
         return record.dtype, f"{shape} {record.kind}" if record.kind in _NAMED_KINDS else shape
-    return record.kind, "long" if value is None else visible(value, _LONGEST_DETAIL, style.ellipsis)
+    return record.kind, "long" if value is None else printable(cut(value, _LONGEST_DETAIL, style.ellipsis))
 
 
 def _table(rows: Sequence[Row], style: Style) -> Iterator[str]:
