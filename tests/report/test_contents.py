@@ -131,6 +131,27 @@ def test_verify_shows_the_damaged_leaf_and_ends_with_1(tmp_path: Path) -> None:
     assert "damaged" not in document_of(path)
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_damage_that_ends_a_table_is_a_note_in_its_place(tmp_path: Path, missing: bool) -> None:
+    tr.save(tmp_path / "whole", tree())
+    tr.save(tmp_path / "a", tree())
+    (data,) = (tmp_path / "a").glob("*.safetensors")
+    raw = bytearray(data.read_bytes())
+    raw[raw.index(tree()["layer"]["w"].tobytes()) + 5] ^= 1
+    data.unlink() if missing else data.write_bytes(raw)
+    options = "--stats", "--against", str(tmp_path / "whole")
+    tables = {one["id"]: one for one in document_of(tmp_path / "a", "--verify", *options, code=1)["tables"]}
+    assert tables["verification"]["state"] == "bad"
+    for name in ("changes", "statistics"):
+        assert tables[name]["rows"] == []
+        assert "not all could be read" in tables[name]["note"]
+    # Damage that no verification has found, of the other one too, is an error.
+    inside("report", str(tmp_path / "a"), *options, "-o", str(tmp_path / "out.html"), code=1)
+    against = "--verify", "--stats", "--against", str(tmp_path / "a")
+    inside("report", str(tmp_path / "whole"), *against, "-o", str(tmp_path / "out.html"), code=1)
+    assert not (tmp_path / "out.html").exists()
+
+
 def test_a_damaged_index_is_an_error_unless_verify_says_it_on_the_page(tmp_path: Path) -> None:
     tr.save(tmp_path / "a", tree())
     index = tmp_path / "a" / "treering.json"

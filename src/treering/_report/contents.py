@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from treering import __version__
@@ -29,7 +29,7 @@ from treering._view.progress import reporter, showing
 from treering._view.rows import LONGEST_KEY, Totals, leaves_of, record_of, weight_of
 from treering._view.run_text import RunListing, rule_notes, when_text
 from treering._view.tree_text import leaf_cells
-from treering.errors import CorruptError
+from treering.errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,10 +99,29 @@ def gather(
         document["tables"].append(_verification_table(found))
     document["splits"] = [] if lost else list_splits(place, listing)
     if against is not None and not lost:
-        document["tables"].append(compare(against, place, read=stats))
+        document["tables"].append(
+            _unless_damaged("changes", "Changes", lambda: compare(against, place, read=stats), found)
+        )
     if stats and not lost:
-        document["tables"].append(describe_leaves(place))
+        document["tables"].append(_unless_damaged("statistics", "Statistics", lambda: describe_leaves(place), found))
     return document
+
+
+def _unless_damaged(
+    name: str, title: str, read: Callable[[], dict[str, Any]], found: Verification | None
+) -> dict[str, Any]:
+    """Return a table that reads arrays; a note in its place where damage ends that, which the page shows already.
+
+    Raises:
+        CorruptError, NotFoundError: something is damaged or missing, and no verification found damage.
+    """
+    try:
+        return read()
+    except (CorruptError, NotFoundError) as error:
+        if found is None or found.ok:
+            raise
+        note = printable(cut(f"There is no table, because not all could be read: {error}", 2000))
+        return {"id": name, "title": f"{title}: not read", "note": note, "heads": [], "right": [], "rows": []}
 
 
 def _empty(run: RunListing) -> Listing:
