@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
+from tests.command import inside
 from tests.trees import assert_same
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
@@ -279,3 +280,22 @@ def test_a_name_that_numpy_takes_for_that_of_another_array_is_refused(tmp_path: 
     treering.export(tmp_path / "a.npz", tree, lose="names")
     with np.load(tmp_path / "a.npz") as found:
         assert found.files == ["a"]
+
+
+def test_an_array_that_cannot_be_read_is_noted_where_it_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, names=np.array(["a", "tree"]), w=np.ones(2))
+    out, err = inside("ls", str(path), code=0)
+    assert out.splitlines()[1].split()[:2] == ["w", "float64"]
+    assert err.startswith("note: the entry 'names.npy' is of the dtype <U4, which has no form here")
+    np.savez(path, w=np.ones(2))
+    assert inside("ls", str(path), code=0)[1] == ""
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    for name in "ab":
+        np.savez(tmp_path / name, w=np.ones(1000))
+    cut = tmp_path / "b.npz"
+    cut.write_bytes(cut.read_bytes()[:500])
+    for arguments, code in (["diff", tmp_path / "a.npz", cut], 2), (["ls", cut], 1):
+        assert f"error: {str(cut)!r}: its directory is damaged" in inside(*map(str, arguments), code=code)[1]

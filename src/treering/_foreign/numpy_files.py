@@ -26,6 +26,7 @@ from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, GridLeaf, b
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._store.api import Reader, remembered, require_range
+from treering._store.failures import naming_file
 from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES
@@ -96,6 +97,11 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         StoreError: the store refuses.
     """
     file = files.enter_context(open_file(place))
+    with naming_file(place):
+        return _read_tree(file)
+
+
+def _read_tree(file: Reader) -> ForeignTree:
     data = DataFile(name="", nbytes=file.size, header=0, digest=None)
     notes: list[str] = []
     if file.read(0, min(file.size, len(_MAGIC))) == _MAGIC:
