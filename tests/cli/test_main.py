@@ -94,6 +94,11 @@ def test_a_version_that_cannot_be_written() -> None:
         (["save", "x"], "in Python: treering.save(path, tree)"),
         (["load", "x"], "in Python: treering.load(path)"),
         (["help", "nope"], "there is no verb 'nope'"),
+        (["cat", "x", "w", "--npy", "--json"], "--npy and --json exclude each other"),
+        (["cat", "x", "w", "--npy", "--all"], "--npy and --all exclude each other"),
+        (["report", "x", "--port", "0"], "--port is that of --serve"),
+        (["report", "x", "--serve", "-o", "report.html"], "--serve and -o exclude each other"),
+        (["report", "x", "--serve", "--overwrite"], "--serve and --overwrite exclude each other"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_a_hint(arguments: list[str], wanted: str) -> None:

@@ -54,6 +54,8 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     commas, as in Python. Arrays of more than 1000 items are shown by their edges, unless you pass --all. Python values
     are printed as Python writes them.
     """
+    if npy and (as_json or everything):
+        raise click.UsageError(f"--npy and {'--json' if as_json else '--all'} exclude each other")
     with contextlib.ExitStack() as held:
         path, leaves = read_latest(path, lambda step: held.enter_context(open_leaf_by_leaf(step)))
         leaf, name, slices = _find_leaf(leaves, path, key)

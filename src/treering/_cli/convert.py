@@ -10,8 +10,11 @@ import click
 from treering._checkpoint.forms import FORMS, LOSSES
 from treering._cli.main import GOOD, write_lines
 from treering._cli.verbs import describe, verb
+from treering._inspect.inspect import list_steps
 from treering._printable import hide_secrets, printable
+from treering._values.human import near
 from treering._view.progress import reporter, showing
+from treering.errors import NotFoundError
 
 if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
@@ -71,6 +74,8 @@ def convert(
     from treering._runs.convert_run import convert_any
 
     key_map = _read_map(map_path, renames)
+    if key_map is not None and renames:
+        _require_matches(sources, key_map)
     options = ConvertOptions(
         to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose, items=_read_items(items)
     )
@@ -103,6 +108,25 @@ def _read_map(path: str | None, renames: Sequence[str]) -> KeyMap | None:
     if not renames:
         return None
     return KeyMap([*(KeyRule(*rename.split("=")) for rename in renames), KeyRule("{k**}", "{k**}", rest=True)])
+
+
+def _require_matches(sources: Sequence[str], key_map: KeyMap) -> None:
+    """Refuse a rename that no leaf has the key for; the steps of a run have each their own.
+
+    Raises:
+        NotFoundError: one does nothing; and as ``detect``.
+    """
+    from treering._checkpoint.forms import list_headers
+    from treering._view.rows import leaves_of
+
+    if any(list_steps(source) is not None for source in sources):
+        return
+    keys = [key for source in sources for key, _ in leaves_of(list_headers(source).root)]
+    for rule in key_map.rules:
+        if not any(pattern.match(key) is not None for pattern in rule.sources for key in keys) and not rule.rest:
+            close = near(rule.sources[0].text, keys)
+            hint = f"did you mean {close!r}?" if close else f"treering ls {sources[0]!r} lists all keys"
+            raise NotFoundError(f"--rename: no leaf matches {rule.sources[0].text!r}", hint=hint)
 
 
 @verb(

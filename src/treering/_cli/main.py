@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
         explain("stopped")
         code = INTERRUPTED
     except TreeringError as error:
-        explain(*map(_with_options, (str(error).removesuffix(f"; {error.hint}"), error.hint)))
+        explain_error(error)
         code = NO if isinstance(error, CorruptError) else NOT_DONE
     except (_ReaderLeft, BrokenPipeError):
         _silence_stdout()
@@ -162,9 +163,26 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
     sys.exit(code)
 
 
-def _with_options(text: str | None) -> Any:
-    """Return what an error says, with the options of verbs for the arguments of functions."""
-    return text and text.replace("overwrite=True", "--overwrite").replace("by lose= with ", "by --lose ")
+_AS_OPTIONS = (
+    (r"\boverwrite=True\b", "--overwrite"),
+    (r"\bby lose= with ", "by --lose "),
+    (r"\bitems= names no tree\b", "--item names no tree"),
+    (r"\bmax_file_size=(?=[^ ,;])", "--max-file-size "),
+    (r"\bmax_file_size=", "--max-file-size"),
+    (r"\b(at|dtype|only|to)=(?=['\"])", r"--\1 "),
+    (r"\b(dtype|only)=(?=[ ,;]|$)", r"--\1"),
+    (r", not those of `like`", ""),
+    (r"\btreering\.load\(('[^']*'|\"[^\"]*\")\) loads it\b", r"treering inspect \1 shows it"),
+)
+"""What errors say of the arguments of functions, as patterns, and what the command line has for these."""
+
+
+def explain_error(error: TreeringError) -> None:
+    """Say on stderr what an error says, with the options of verbs for the arguments of functions."""
+    texts = [str(error).removesuffix(f"; {error.hint}"), error.hint or ""]
+    for pattern, told in _AS_OPTIONS:
+        texts = [re.sub(pattern, told, text) for text in texts]
+    explain(*texts)
 
 
 def _silence_stdout() -> None:

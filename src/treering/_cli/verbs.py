@@ -18,7 +18,7 @@ import click
 
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import is_run, list_headers
-from treering._cli.main import GOOD, NO, NOT_DONE, can_show, explain, note, wants_color, write_lines
+from treering._cli.main import GOOD, NO, NOT_DONE, can_show, explain, explain_error, note, wants_color, write_lines
 from treering._format.listing import describe_part
 from treering._inspect.inspect import find_foreign_steps, list_steps
 from treering._printable import printable, show_path
@@ -283,6 +283,9 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
         write_lines(listings.key_lines(leaves, style_of(sys.stdout)))
         if listing.part:
             note(f"{path!r} is a part of a tree: {describe_part(listing.part)}")
+        if listing.form != Form.CHECKPOINT.value:  # of other programs' files, what cannot be read
+            for told in (each for each in listing.notes if not each.startswith("format: ")):
+                note(told)
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
 
 
@@ -389,7 +392,7 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
         found = read_latest(a, lambda a: read_latest(b, lambda b: compare(a, b, values=values, progress=True))[1])[1]
     except CorruptError as error:
         # Damage is no answer to this question.
-        explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
+        explain_error(error)
         return NOT_DONE
     if as_json:
         head = {"schema": "treering.diff/1"} | members_of(found, "a", "b", "values", "checksums", "leaves")
@@ -414,9 +417,7 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
 )
 @PATH
 @click.option("--against", metavar="OTHER", type=click.Path(path_type=str), help="Also show what changed since OTHER.")
-@click.option(
-    "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="The page that is written."
-)
+@click.option("-o", "--output", metavar="FILE", help="The page that is written.  [default: report.html]")
 @click.option("--stats", is_flag=True, help="Also read all arrays, for statistics and histograms.")
 @click.option(
     "--verify", is_flag=True, help="Also read every byte, compare it with its checksums, and show the damage."
@@ -424,12 +425,12 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 @click.option("--serve", "serves", is_flag=True, help="Write nothing: serve a page to this machine that follows a run.")
 @click.option(
-    "--port", type=WholeNumber(0, 65535), default=0, metavar="N", help="The port of --serve; 0: any free one."
+    "--port", type=WholeNumber(0, 65535), metavar="N", help="The port of --serve; 0, the default: any free one."
 )
 @click.option("--overwrite", is_flag=True, help="Replace a file that is no report.")
 def report(
-    path: str, *, against: str | None, output: str, stats: bool, verify: bool, opens: bool, serves: bool, port: int,
-    overwrite: bool,
+    path: str, *, against: str | None, output: str | None, stats: bool, verify: bool, opens: bool, serves: bool,
+    port: int | None, overwrite: bool,
 ) -> int:  # fmt: skip
     """Write a page about PATH: where its bytes are, every leaf, how arrays are split, and the history of a run.
 
@@ -445,8 +446,13 @@ def report(
     from treering._report.page import render
 
     if serves:
-        _serve(path, {"against": against, "stats": stats, "verify": verify}, port=port, opens=opens)
+        if output is not None or overwrite:
+            raise click.UsageError(f"--serve and {'--overwrite' if overwrite else '-o'} exclude each other")
+        _serve(path, {"against": against, "stats": stats, "verify": verify}, port=port or 0, opens=opens)
         return GOOD
+    if port is not None:
+        raise click.UsageError("--port is that of --serve")
+    output = output or "report.html"
     place = new_file_path(output)
     if not overwrite:
         _require_report(output)
