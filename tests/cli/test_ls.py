@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import treering as package
+from tests.cli.runs import a_run
 from tests.cli.trees import in_every_form, saved
-from tests.command import here, treering
+from tests.command import here, inside, treering
 
 
 def listed(path: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -116,3 +118,19 @@ def test_where_nothing_matches_the_nearest_key_is_named(tmp_path: Path, verb: st
         # No table of nothing.
         assert done.stdout == ""
         assert done.stderr.splitlines()[1] == f"hint: {hint}"
+
+
+def test_what_ls_does_not_list_is_noted(tmp_path: Path) -> None:
+    path = str(tmp_path / "ckpt")
+    package.save(path, {"params": {"w": 1}, "step": 7})
+    out, err = inside("ls", path, "params", "zzz", code=0)
+    assert out.split() == ["params/w", "int", "1", "8", "B"]
+    assert err == f"note: nothing in {path!r} matches 'zzz'\n"
+    package.save(path, {}, overwrite=True)
+    assert inside("ls", path, code=0) == ("", f"note: the tree in {path!r} has no leaf\n")
+    run = a_run(tmp_path / "run", 1)
+    inside("rm", str(run), "1", code=0)
+    assert inside("ls", str(run), code=0) == ("", "note: the run has no step yet\n")
+    assert inside("cp", path, "memory://noted/ckpt", code=0)[1].startswith(
+        "note: memory:// is the memory of this process"
+    )

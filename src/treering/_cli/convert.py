@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treering._checkpoint.forms import FORMS, LOSSES
-from treering._cli.main import GOOD, write_lines
+from treering._cli.main import GOOD, note, write_lines
 from treering._cli.verbs import describe, verb
 from treering._inspect.inspect import list_steps
 from treering._printable import hide_secrets, printable
@@ -150,4 +150,6 @@ def cp(source: str, target: str, *, overwrite: bool) -> int:
     with showing(told):
         copy_path(source, target, overwrite=overwrite, progress=told)
     write_lines([printable(hide_secrets(f"{target}: {describe(target)}, from {source}"))])
+    if target.startswith("memory:"):
+        note("memory:// is the memory of this process, and ends with it")
     return GOOD

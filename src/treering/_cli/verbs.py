@@ -32,6 +32,7 @@ from treering._view.tree_text import ASCII, UNICODE, Style, tree_lines
 from treering.errors import CorruptError, ExistsError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
+    from treering._format.listing import Listing
     from treering.rules import Policy
 
 Verb: TypeAlias = Callable[..., int]
@@ -270,7 +271,7 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
         if sort == "bytes":
             run = dataclasses.replace(run, steps=sorted(run.steps, key=lambda step: -step.nbytes))
         write_lines(steps_json(run) if as_json else step_lines(run, style_of(sys.stdout)))
-        for told in () if as_json else run.notes:
+        for told in () if as_json else [*run.notes, *([] if run.steps else ["the run has no step yet"])]:
             note(told)
         return GOOD
     path, listing = read_latest(path, list_headers)
@@ -281,12 +282,21 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
         write_lines(listings.key_json(leaves, {"file": path, "globs": globs, **listings.origin_members(listing)}))
     else:
         write_lines(listings.key_lines(leaves, style_of(sys.stdout)))
-        if listing.part:
-            note(f"{path!r} is a part of a tree: {describe_part(listing.part)}")
-        if listing.form != Form.CHECKPOINT.value:  # of other programs' files, what cannot be read
-            for told in (each for each in listing.notes if not each.startswith("format: ")):
-                note(told)
+        if leaves or not globs:
+            _note_unlisted(path, globs, listing)
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
+
+
+def _note_unlisted(path: str, globs: Sequence[str], listing: Listing) -> None:
+    """Say on stderr what the list of leaves does not."""
+    if listing.part:
+        note(f"{path!r} is a part of a tree: {describe_part(listing.part)}")
+    if listing.form != Form.CHECKPOINT.value:  # of other programs' files, what cannot be read
+        for told in (each for each in listing.notes if not each.startswith("format: ")):
+            note(told)
+    for glob in globs or ("**",):
+        if next(iter(leaves_of(listing.root, (glob,))), None) is None:
+            note(f"nothing in {path!r} matches {glob!r}" if globs else f"the tree in {path!r} has no leaf")
 
 
 @verb("treering du checkpoint", "treering du checkpoint --depth 4", "treering du state.msgpack 'params/**' --depth 3")
