@@ -299,3 +299,4 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     cut.write_bytes(cut.read_bytes()[:500])
     for arguments, code in (["diff", tmp_path / "a.npz", cut], 2), (["ls", cut], 1):
         assert f"error: {str(cut)!r}: its directory is damaged" in inside(*map(str, arguments), code=code)[1]
+    assert f"{cut} is damaged: its directory is damaged" in inside("verify", str(cut), code=1)[0]

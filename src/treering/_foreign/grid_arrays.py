@@ -24,6 +24,7 @@ from treering._foreign.foreign_tree import ByteRange, ForeignLeaf, ForeignTree, 
 from treering._format.findings import Finding, Verification
 from treering._format.index import leaf_bytes
 from treering._plan.load import StoredChunk
+from treering._printable import show_path
 from treering._store.api import Reader
 from treering._store.open_folder import OpenedFiles
 from treering._values.boxes import Box, find_cover_error, intersection, relative, shape_of, size_of, slices, whole
@@ -278,7 +279,8 @@ def verify_tree(form: ForeignForm, path: str | os.PathLike[str], progress: Progr
             source = make_source(tree, mapped=False)
         except CorruptError as error:
             key = join_key(error.path) if error.path else None
-            finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")
+            problem = f"is damaged: {str(error).removeprefix(f'{show_path(shown)!r}: ')}"
+            finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=problem)
             return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
         index = source.index
         stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
