@@ -69,6 +69,7 @@ def test_a_newest_step_whose_index_is_damaged_is_named(run: Path) -> None:
     assert "has no step 4" in inside("rm", str(run), "4", code=2)[1]
     for option in ((), ("--keep-step", "3"), ("--yes",)):
         assert "note: step 3 cannot be read, and is not removed: " in inside("gc", str(run), *option, code=0)[1]
+    assert "step 3 cannot be read" in inside("gc", str(run), "--json", code=0)[0]
     assert tr.Run(run).steps() == [1, 2, 3]
 
 

@@ -186,6 +186,9 @@ def test_a_copy_takes_what_its_run_saved_since_also_when_that_removed_the_rest(
     assert ended("cp", "run", f"{place}/copy") == 0
     with treering.Run(f"{place}/copy") as run:
         assert run.steps() == [2, 3, 4, 5, 6]
+    treering.Run("run").delete(6)
+    with pytest.raises(ExistsError, match="has step 6, and 'run' has saved an earlier one since, or lost it"):
+        copy_path("run", f"{place}/copy", overwrite=True)
     save_steps(f"{place}/copy", 7)  # it goes its own way
     save_steps(tmp_path / "run", 8, keep=2)
     assert ended("cp", "run", f"{place}/copy") == 2

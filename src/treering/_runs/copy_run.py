@@ -189,18 +189,20 @@ def _copied_steps(source: Path, records: Records, target: Path, *, overwrite: bo
     same = {step for step, origin in origins.items() if step in attempts and origin.get("attempt") == attempts[step]}
     # The same run may have been copied from another place, or under another name.
     runs = {os.fspath(resolve.resolved(source)), *(_run_of(origins[step]) for step in same)}
+    newest = max((*attempts, *records.unreadable), default=-1)
     for step, origin in origins.items():
         if step in same or step in records.unreadable or (step in attempts and overwrite):
             continue
         if step in attempts:
             hint = "copy to another run, or pass --overwrite"
             raise ExistsError(f"{os.fspath(step_path(target, step))!r} is another step", hint=hint)
-        # A step later than all of the source was left behind by a save of an earlier one.
-        if step > max(attempts, default=step) or _run_of(origin) not in runs:
-            what = (
-                f"{os.fspath(target)!r} is another run: its step {step} is none of the steps of {os.fspath(source)!r}"
-            )
+        shown = os.fspath(source)
+        if (run := _run_of(origin)) is None or run not in runs:
+            what = f"{os.fspath(target)!r} is another run: its step {step} is none of the steps of {shown!r}"
             raise ExistsError(what, hint="copy to another path")
+        if step > newest:  # a resume from the copy would take it
+            what = f"{os.fspath(target)!r} has step {step}, and {shown!r} has saved an earlier one since, or lost it"
+            raise ExistsError(what, hint="remove the later steps from the copy, or copy to another path")
     return same
 
 

@@ -257,7 +257,7 @@ def gc_json(listing: RunListing, *, removed: bool) -> Iterator[str]:
         (False, 1, False)
     """
     going = [step for step in listing.steps if not step.kept]
-    head = {"schema": "treering.gc/1"} | members_of(listing, "path", "keep")
+    head = {"schema": "treering.gc/1"} | members_of(listing, "path", "keep", "notes")
     head |= {"removed": removed, "going": len(going), "nbytes": sum(step.nbytes for step in going)}
     steps = (members_of(step, "step", "path", "nbytes", "kept", "reasons") for step in listing.steps)
     return json_document(head, steps=steps)
