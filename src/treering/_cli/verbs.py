@@ -121,7 +121,7 @@ def _damaged_latest(path: str) -> CorruptError | None:
     latest = max(records.unreadable, default=-1)
     if latest < before or not isinstance(error := records.unreadable.get(latest), CorruptError):
         return None
-    hint = f"`treering verify {path}` says more"
+    hint = f"`treering verify {path!r}` says more"
     if before >= 0:
         hint = f"the step before it is {os.fspath(step_path(located(path), before))!r}; {hint}"
     return CorruptError(f"the newest step of {path!r}, {latest}, cannot be read: {error.message}", hint=hint)
@@ -145,7 +145,7 @@ def steps_at(path: str, steps: Sequence[int]) -> list[str]:
             place = show_path(os.fspath(step_path(located(path), lost[0])))
             raise UnsupportedError(
                 f"step {lost[0]} of {path!r} is there, and cannot be read: {error.message}",
-                hint=f"see `treering verify {path}`; if it is lost, remove its folder: rm -r {place}"
+                hint=f"see `treering verify {path!r}`; if it is lost, remove its folder: rm -r {place!r}"
                 if isinstance(error, CorruptError)
                 else error.hint,
             )

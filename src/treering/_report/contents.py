@@ -99,9 +99,8 @@ def gather(
         document["tables"].append(_verification_table(found))
     document["splits"] = [] if lost else list_splits(place, listing)
     if against is not None and not lost:
-        document["tables"].append(
-            _unless_damaged("changes", "Changes", lambda: compare(against, place, read=stats), found)
-        )
+        changes = functools.partial(compare, against, place, read=stats)
+        document["tables"].append(_unless_damaged("changes", "Changes", changes, found))
     if stats and not lost:
         document["tables"].append(_unless_damaged("statistics", "Statistics", lambda: describe_leaves(place), found))
     return document
