@@ -69,10 +69,11 @@ def test_going_back_works_where_nothing_may_be_listed(bucket: MemoryBucket) -> N
 
 def test_what_needs_a_list_says_which_right_it_needs(bucket: MemoryBucket) -> None:
     run = treering.Run("memory://run", keep=treering.KeepLast(1))
-    for ask in (run.steps, run.latest, run.load, run.gc, lambda: run.gc(dry_run=False), lambda: run.metrics(1)):
+    for ask in (run.steps, run.latest, run.load, run.gc, lambda: run.gc(dry_run=False), lambda: run.metrics(9)):
         with pytest.raises(PermissionDeniedError, match=r"'memory://run'.*without the right to list") as denied:
             ask()
         assert "one step by its number" in str(denied.value)
+    assert isinstance(run.metrics(1), dict)
     with pytest.warns(NotRemovedWarning, match="steps that `keep` does not keep cannot be removed"):
         run.save(3, {"step": 3}).result()
     run.save(4, {"step": 4}).result()  # warnings are errors in tests
