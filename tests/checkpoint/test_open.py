@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
 import threading
@@ -19,9 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests import meshes
 from tests.folders import open_descriptors
+from tests.reads import act_before_reads
 from tests.system_calls import spans_read
 from tests.trees import assert_same
-from treering.errors import CorruptError, NotFoundError, TreeringError
+from treering.errors import ClosedError, CorruptError, NotFoundError, TreeringError
 from treering.leaves import tree_serialize_leaves
 
 BIG = np.arange(400 * 1000, dtype="f4").reshape(400, 1000)
@@ -300,6 +302,36 @@ def test_many_threads_read_one_checkpoint(path: Path) -> None:
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["c", "c.safetensors", "foreign.safetensors"])
+def test_what_is_closed_while_a_thread_reads_it_is_closed_to_that(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / name, tmp_path / "other"
+    (treering.export if name.startswith("foreign") else treering.save)(path, {"w": BIG})
+    other.write_bytes(bytes(1 << 22))
+    opened = treering.open(path)
+    view = opened["w"]
+    with contextlib.ExitStack() as files:
+
+        def close(_: object) -> None:
+            opened.close()
+            for _ in range(8):  # one of them gets the number of the file that was closed
+                files.enter_context(other.open("rb"))
+
+        act_before_reads(monkeypatch, close)
+        for key in (slice(None, None, 3), ...):
+            with pytest.raises(ClosedError, match="was closed, and 'w' lies in it"):
+                view[key]
+
+
+def test_an_array_without_axes_has_no_rows(tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", {"z": np.array(3.0), "w": np.arange(6).reshape(3, 2)})
+    with treering.open(tmp_path / "c") as ckpt:
+        with pytest.raises(TypeError, match="0-d"):
+            iter(ckpt["z"])
+        assert_same(list(ckpt["w"]), list(np.arange(6).reshape(3, 2)))
 
 
 def test_damage_is_found_where_it_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,30 @@ def test_a_value_is_escaped_once(tmp_path: Path) -> None:
         f"s: value: {shown} in A, 'c' in B",
         r'metadata note: "say \"x\"" in A, "\u202e" in B',
     ]
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, "1"), (True, "True"), (1.5, "1.5"), ((0, 1), "(0, 1)")])
+def test_keys_of_one_name_and_of_two_types_differ(tmp_path: Path, one: Any, other: Any) -> None:
+    found = between(tmp_path, {"d": {one: np.zeros(2)}}, {"d": {other: np.zeros(2)}}, values=True)
+    assert [str(each) for each in found] == [f"d: node: the key {one!r} in A, the key {other!r} in B"]
+    assert not between(tmp_path, {one: 1, math.nan: 2}, {math.nan: 2, one: 1}, values=True)
+
+
+def test_values_with_the_same_text_are_told_apart(tmp_path: Path) -> None:
+    one = {"n": 10**400, "f": struct.unpack(">d", bytes.fromhex("7ff8000000000000"))[0]}
+    other = {"n": 10**400 + 1, "f": struct.unpack(">d", bytes.fromhex("fff8000000000000"))[0]}
+    for found in between(tmp_path, one, other):
+        assert found.a != found.b
+        assert "()" not in str(found)
+
+
+def test_who_looks_waits_for_a_save_in_flight(tmp_path: Path) -> None:
+    old, new, go = tmp_path / "old", tmp_path / "new", threading.Event()
+    package.save(old, {"w": np.zeros(2)})
+    package.save_async(old, {"w": np.ones(2)}, overwrite=True, progress=lambda *_: go.wait(60))
+    package.save_async(new, {"w": np.ones(2)})
+    threading.Timer(0.1, go.set).start()
+    assert package.verify(new).ok
+    assert not package.diff(old, new, values=True)
+    package.save_async(tmp_path / "newer", {"w": np.ones(2)})
+    assert list(package.inspect(tmp_path / "newer").leaves) == ["w"]

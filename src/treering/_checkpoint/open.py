@@ -27,7 +27,15 @@ from treering._values.human import bytes_text, near, pluralize
 from treering._values.outline import InNotebook, Outline
 from treering._view.listings import notes_of, tree_outline
 from treering._view.plain import members_of
-from treering.errors import BusyError, ClosedError, CorruptError, MismatchError, NoSuchLeafError, NotFoundError
+from treering.errors import (
+    BusyError,
+    ClosedError,
+    CorruptError,
+    MismatchError,
+    NoSuchLeafError,
+    NotFoundError,
+    TreeringError,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,6 +87,11 @@ class LeafView(InNotebook):
     def __getitem__(self, key: Key) -> NDArray[Any]:
         box, steps, rest = box_and_rest(key, self.shape)
         return cast("NDArray[Any]", self._checkpoint.box(self._number, box, steps)[rest])
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        if not self.shape:  # Python would take an error of the first index for the end
+            raise TypeError("iteration over a 0-d array")
+        return map(self.__getitem__, range(self.shape[0]))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -165,17 +178,30 @@ class Checkpoint(InNotebook, Closable, Mapping[str, Any]):
 
     def box(self, number: int, box: tuple[tuple[int, int], ...], steps: tuple[int, ...] | None = None) -> NDArray[Any]:
         """Return one box of a stored leaf, with a stride per axis if there are ``steps``, read and checked."""
+        self._require_open(number)
+        try:
+            found = self._read(ReadRequest(number, (box,), steps=steps))
+        except (TreeringError, OSError):
+            self._require_open(number)
+            raise
+        # Where another thread has closed it meanwhile, the numbers of its files may be those of others.
+        self._require_open(number)
+        return found
+
+    def _require_open(self, number: int) -> None:
         if self._closed:
             hint = "read what you need before it is closed, inside the `with` block"
             raise ClosedError(f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it", hint=hint)
-        request = ReadRequest(number, (box,), steps=steps)
+
+    def _read(self, request: ReadRequest) -> NDArray[Any]:
+        key = self.index.keys[request.leaf]
         try:
             self._source.arrays.read([request], None)
         except (CorruptError, NotFoundError) as error:
             if self._source.is_current():
                 require_no_loss(error)
                 raise
-            message = f"{self._path!r} was saved again after it was opened, and {self.index.keys[number]!r} is gone"
+            message = f"{self._path!r} was saved again after it was opened, and {key!r} is gone"
             raise BusyError(message, hint="open it again") from error
         if self._source.is_written_into():
             raise BusyError(f"{self._path!r} was written into after it was opened", hint="open it again")

@@ -6,11 +6,13 @@ import dataclasses
 import json
 import math
 import os
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import xxhash
 
+from treering._background.saves import finish_saves
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import same_value
 from treering._format.listing import LeafRecord, Listing, Named
@@ -167,6 +169,8 @@ def diff(
     """
     told = reporter(progress, "comparing")
     a, b = kept(a), kept(b)
+    for one in (a, b):
+        finish_saves(one)
     with showing(told), open_leaf_by_leaf(a) as left, open_leaf_by_leaf(b) as right:
         found = list(compare_listings(left.listing, right.listing))
         pairs = pair_nodes(left.listing.root, right.listing.root)
@@ -269,10 +273,10 @@ def _place(key: str, a: Any, b: Any, *, exact: bool, nodes: bool) -> Iterator[Di
     elif not is_branch(a):
         yield from _leaves(key, a, b, exact=exact)
     elif nodes:
-        yield from _branches(key, a, b)
+        yield from _branches(key, a, b, exact=exact)
 
 
-def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
+def _branches(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
     if _text(a).removeprefix("empty ") != _text(b).removeprefix("empty "):
         yield Difference(key, "node", _text(a), _text(b))
     left, right = (dict(node.static) if isinstance(node, Named) else {} for node in (a, b))
@@ -283,6 +287,11 @@ def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
                 "not there" if one is ABSENT else one.text if isinstance(one, ForeignKey) else repr(one) for one in both
             ]
             yield Difference(f"{key}.{name}", "static", *_tell_apart(both, texts, _digests))
+    if exact and isinstance(a, dict) and isinstance(b, dict):  # keys of one name may be of other types: 1 and "1"
+        one, other = ({name: each for (name, _), each in zip(children_of(node), node, strict=True)} for node in (a, b))
+        for name in one:
+            if name in other and not same_value(one[name], other[name]):
+                yield Difference(key, "node", *(f"the key {side[name]!r}" for side in (one, other)))
 
 
 def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
@@ -354,12 +363,19 @@ def _tell_apart(values: Sequence[Any], texts: list[str], say: Callable[[Any], st
     """Say more of values whose texts are the same."""
     if texts[0] != texts[1]:
         return texts
-    return [f"{text} ({say(value)})" for text, value in zip(texts, values, strict=True)]
+    more = [say(value) for value in values]
+    return [f"{text} ({each})" if each else text for text, each in zip(texts, more, strict=True)]
 
 
 def _digests(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(filter(None, map(_digests, value)))
+    if isinstance(value, complex):
+        return ", ".join(map(_digests, (value.real, value.imag)))
+    if type(value) is float:
+        return f"0x{struct.pack('>d', value).hex()}"
+    if type(value) is int:  # a long one, of which both ends look the same
+        return f"xxh3-64:{xxhash.xxh3_64_hexdigest(value.to_bytes(value.bit_length() // 8 + 1, signed=True))}"
     return (value.digest if isinstance(value, ForeignKey | OpaqueLeaf) else None) or ""
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from treering._background.saves import finish_saves
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import list_headers, read_source
 from treering._format.index import Index
@@ -96,6 +97,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         >>> found.form, list(found.leaves), found.leaves["step"].value
         ('msgpack', ['params/w/0', 'params/w/1', 'step'], 7)
     """
+    finish_saves(path)
     listing = list_headers(path)
     names = (field.name for field in dataclasses.fields(listing))
     return Inspection(path=os.fspath(path), **members_of(listing, *names))

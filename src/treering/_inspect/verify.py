@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._arrays.jobs import Tally, spans_of_file
+from treering._background.saves import finish_saves
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.source import is_attempt_there
 from treering._codec.compression import GZIP_MAGIC
@@ -79,6 +80,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = N
         (True, False)
     """
     told = reporter(progress, "checking")
+    finish_saves(path)
     with showing(told):
         return verify_bytes(path, told)
 
