@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import xxhash
 
-from treering._background.saves import finish_saves
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import same_value
 from treering._format.listing import LeafRecord, Listing, Named
 from treering._format.run_document import remove_note
-from treering._inspect.inspect import ArrayView, Checksums, OpenTree, open_leaf_by_leaf
+from treering._inspect.inspect import ArrayView, Checksums, OpenTree, finish_saves, open_leaf_by_leaf
 from treering._printable import printable, show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize

@@ -8,10 +8,10 @@ import functools
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from treering._background.saves import finish_saves
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import list_headers, read_source
 from treering._format.index import Index
@@ -73,6 +73,12 @@ class Inspection(InNotebook, Listing):
 
     def _outline(self) -> Outline:
         return tree_outline(self.root, title=self.path, notes=[("size", bytes_text(self.nbytes)), *notes_of(self)])
+
+
+def finish_saves(path: str | os.PathLike[str]) -> None:
+    """Wait for the saves of this process to a path, where it has begun any; raises as theirs does."""
+    if (saves := sys.modules.get("treering._background.saves")) is not None:  # else jax need not be imported
+        saves.finish_saves(path)
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:

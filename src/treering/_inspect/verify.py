@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from treering._arrays.jobs import Tally, spans_of_file
-from treering._background.saves import finish_saves
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.source import is_attempt_there
 from treering._codec.compression import GZIP_MAGIC
@@ -31,7 +30,7 @@ from treering._format.findings import (
 )
 from treering._format.index import Index, Piece, damaged_pieces, describe_lost, describe_size, file_digest, span_range
 from treering._format.safetensors import header_bytes, parse_safetensors
-from treering._inspect.inspect import read_msgpack
+from treering._inspect.inspect import finish_saves, read_msgpack
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.open_folder import OpenFolder
