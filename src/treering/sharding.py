@@ -21,7 +21,7 @@ from treering._leaves.deserialize import create_sharding_tree_from_index
 from treering._printable import kind_of, shorten
 from treering._tree import placement
 from treering._tree.placement import RulesReport, is_placement, require_mesh, spec_of
-from treering._tree.registry import key_by_text, open_pytree_node
+from treering._tree.registry import has_shape_and_dtype, key_by_text, open_pytree_node
 from treering._tree.state_dict import map_with_path
 from treering._values.human import join_first
 from treering._values.keys import Trail, join_key, unwind
@@ -83,7 +83,7 @@ def match_partition_rules(
             return None
         name = "/".join(path)
         names.append(name)
-        shape = tuple(getattr(leaf, "shape", ()))
+        shape = tuple(leaf.shape or ()) if has_shape_and_dtype(leaf) else ()
         if strict and not shape:
             return spec_of()
         if (rule := known.rule_for(name)) is not None:
@@ -168,7 +168,7 @@ class _Step:
 def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
     if not isinstance(leaf, _ARRAYS):
         return _Step(key, leaf)
-    if callable(place):
+    if callable(place) and not isinstance(place, Mesh):  # a mesh decorates functions
         place = place(leaf)
         if not (place is None or is_placement(place)):
             return _Step(key, place)
@@ -207,10 +207,12 @@ def _put(step: _Step) -> Any:
         # jax would take the memory as it is, and see what is written there later. It knows no other byte order.
         leaf = np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
     try:
-        return _moved(leaf, step.sharding)
+        leaf = _moved(leaf, step.sharding)
     except (TypeError, ValueError, NotImplementedError) as error:
         step.trouble = str(error)
-        return step.leaf
+    except (KeyError, AssertionError) as error:  # of a spec that leaves an axis to jax, or a mesh that others map over
+        step.trouble = f"jax cannot put it there ({error!r:.200})"
+    return leaf if step.trouble is None else step.leaf
 
 
 def _moved(leaf: Any, sharding: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from tests.trees import Point, assert_same
 from treering.errors import CorruptError, ExistsError, FormatError, StoreError, TreeringError, UnsupportedError
-from treering.leaves import tree_serialize_leaves
+from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "b": jnp.ones(3), "step": 1}
 
@@ -491,3 +492,16 @@ def test_a_folder_that_holds_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExistsError, match=r"a checkpoint of treering.save is at .*; save to a directory of its own"):
         tree_serialize_leaves(tmp_path / "ckpt", TREE)
     assert listing(tmp_path / "ckpt") == before
+
+
+def test_a_callback_may_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tree_serialize_leaves("r", {"w": np.zeros(3)}, write_index=False)
+    tree_serialize_leaves("other/r", {"q": np.ones(1)})
+    tree_serialize_leaves("r", {"v": np.ones(3)}, progress=lambda *_: os.chdir(tmp_path / "other"))
+    index_leaves(tmp_path / "r")
+    assert list(tree_deserialize_leaves(tmp_path / "r")) == ["v"]
+    os.chdir(tmp_path)
+    tree_serialize_leaves("s", {"w": np.zeros(3)}, prefix="a", write_index=False)
+    tree_serialize_leaves("s", {"v": np.ones(3)}, prefix="b", progress=lambda *_: os.chdir(tmp_path / "other"))
+    assert list(tree_deserialize_leaves(tmp_path / "s", prefix="b")) == ["v"]

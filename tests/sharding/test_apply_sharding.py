@@ -305,3 +305,13 @@ def test_the_width_is_asked_when_it_counts(x64: str) -> None:
     done = warm.run("-c", program, environment={"JAX_ENABLE_X64": x64})
     assert (done.stdout.strip() == "int64") is (x64 == "1")
     assert ("a (int64)" in done.stderr) is (x64 == "0")
+
+
+def test_what_jax_cannot_lay_out_stays_and_the_others_move() -> None:
+    mesh = meshes.grid(2, 4)
+    tree = {"w": jnp.ones((8, 8)), "v": jnp.ones(8)}
+    for wrong in (P("x", "x"), P(P.UNCONSTRAINED, "x"), mesh):
+        with pytest.warns(NotShardedWarning, match=r"(?s)stay as they are:.*\bw: "):
+            found = apply_sharding_tree(tree, {"w": wrong, "v": P("x")}, mesh)
+        assert found["w"] is tree["w"]
+        assert found["v"].sharding == NamedSharding(mesh, P("x"))

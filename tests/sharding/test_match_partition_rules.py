@@ -196,3 +196,8 @@ def test_deep_trees() -> None:
     for _ in range(400):
         tree = {"a": tree}
     assert jax.tree.leaves(match_partition_rules(EVERYTHING, tree)) == [P("x")]
+
+
+def test_classes_and_what_has_no_shape_are_no_arrays() -> None:
+    tree = {"a": jnp.ones(8), "dtype": np.float32, "array": np.ndarray}
+    assert match_partition_rules([(".*", P("x"))], tree) == {"a": P("x"), "dtype": P(), "array": P()}

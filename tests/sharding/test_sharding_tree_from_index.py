@@ -222,3 +222,27 @@ def test_a_spec_without_a_mesh_is_refused(saved: Path) -> None:
         create_sharding_tree_from_index(saved, default_sharding=P("d"))
     with pytest.raises(UnsupportedError, match="mesh is a str"):
         create_sharding_tree_from_index(saved, "d")  # type: ignore[arg-type]
+
+
+def test_defaults_that_are_no_sharding_are_refused(tmp_path: Path) -> None:
+    mesh = meshes.grid(2, 4)
+    tree_serialize_leaves(tmp_path / "a", {"w": jnp.ones((8, 8))})
+    with pytest.raises(MismatchError, match="default_sharding does not fit the mesh"):
+        create_sharding_tree_from_index(tmp_path / "a", mesh, default_sharding=P("x", "x"))
+    with pytest.raises(UnsupportedError, match="default_sharding is a Mesh"):
+        create_sharding_tree_from_index(tmp_path / "a", mesh, default_sharding=mesh)
+    with pytest.raises(MismatchError, match=r"\bw: float32"):
+        tree_deserialize_leaves(tmp_path / "a", mesh, partition_rules=[("w", P("x", "x"))])
+
+
+def test_specs_that_name_reduced_axes(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    spec = P("x", None, reduced={"y"})
+    tree = {"w": jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, spec)), "v": jnp.ones(8)}
+    tree_serialize_leaves(tmp_path / "a", tree)
+    assert tree_deserialize_leaves(tmp_path / "a", target=tree)["w"].sharding == tree["w"].sharding
+    places = create_sharding_tree_from_index(tmp_path / "a", mesh, default_sharding=spec)
+    assert places["w"].spec == spec
+    assert places["v"].spec == P("x", reduced={"y"})
+    with pytest.raises(MismatchError, match=r"w: .*is for partial sums"):
+        tree_deserialize_leaves(tmp_path / "a", mesh, partition_rules=[(".*", P("x", unreduced={"y"}))])

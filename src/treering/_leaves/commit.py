@@ -94,7 +94,7 @@ def commit_record(
         if new and old is not None and not is_empty(old):
             raise taken_meanwhile(os.fspath(path))
         if older and isinstance(older, frozenset):
-            return _update_beside(path, record, old, older)
+            return _update_beside(Path(staged.store.path), record, old, older)
         with naming_file(path / LEAVES_INDEX):
             if isinstance(older, frozenset):
                 return update_for(old, [record])
@@ -184,7 +184,7 @@ def index_directory(path: Path) -> None:
 
         def update(old: bytes | None, older: OlderAttempts | frozenset[str]) -> Update | None:
             if isinstance(older, frozenset):
-                return _rebuild_index(path, old, lost)
+                return _rebuild_index(Path(saving.store.path), old, lost)
             # Of each prefix the newest of those that were to be listed later, which are in order.
             waiting = read_unindexed(leaves_index.parse_leaves_index(old or b""))
             newest = {record.prefix: record for record in waiting}

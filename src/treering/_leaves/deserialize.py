@@ -38,6 +38,7 @@ from treering._tree.placement import (
     RulesReport,
     Shardings,
     choose_shardings,
+    cut_spec,
     fit_spec,
     is_placement,
     is_rules,
@@ -402,11 +403,11 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
             raise UnsupportedError(f"default_sharding is {default}, which needs a mesh", hint="pass mesh=")
         try:
             default = NamedSharding(mesh, default)
-        except ValueError as error:  # an axis that the mesh does not have, or one twice
+        except Exception as error:  # noqa: BLE001 - an axis is not there, or twice: then of a class of jax's own
             raise MismatchError(f"default_sharding does not fit the mesh: {error}") from None
     if is_placement(default):
         return lambda _path, kind: _cut(default, len(_shape(kind)))
-    if callable(default):
+    if callable(default) and not isinstance(default, Mesh):  # a mesh decorates functions
         return lambda path, kind: default({"path": path, "shape": list(_shape(kind)), "dtype": kind.dtype})
     hint = "a Sharding, PartitionSpec, Device, function or None"
     raise UnsupportedError(f"default_sharding is {kind_of(default)}", hint=hint)
@@ -422,5 +423,4 @@ def _cut(sharding: Any, axes: int) -> Any:
     """Return the sharding for no more axes than there are."""
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= axes:
         return sharding
-    spec = spec_of(*tuple(sharding.spec)[:axes])
-    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return NamedSharding(sharding.mesh, cut_spec(sharding.spec, axes), memory_kind=sharding.memory_kind)

@@ -31,7 +31,7 @@ from treering._leaves.documents.record import OpenBranch
 from treering._plan.load import StoredChunk
 from treering._store.api import Reader, Version
 from treering._store.leaves_api import OpenLeaves
-from treering._store.resolve import open_leaves, opened_store
+from treering._store.resolve import absolute, open_leaves, opened_store
 from treering._values.boxes import picked_shape, size_of, whole
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.keys import naming_leaf
@@ -378,11 +378,12 @@ class LeavesSource(Source):
             is_current=self._is_current,
         )
         self._read = read
-        self._files = _list_files(folder.path, branches)
+        self._place = absolute(folder.path)  # a callback may change the current folder
+        self._files = _list_files(self._place, branches)
 
     def _is_current(self) -> bool:
         same = is_unchanged(self.folder, self._read)
-        return same and self._files == _list_files(self.folder.path, self.branches)
+        return same and self._files == _list_files(self._place, self.branches)
 
 
 def open_source(

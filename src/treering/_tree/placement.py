@@ -183,12 +183,25 @@ def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest:
         )
     if math.prod(shape) < smallest:
         return spec_of()
-    return spec if len(spec) <= len(shape) else spec_of(*tuple(spec)[: len(shape)])
+    return cut_spec(spec, len(shape))
 
 
-def spec_of(*parts: Any) -> jax.sharding.PartitionSpec:
-    """Return ``PartitionSpec(*parts)``, typed."""
-    return PartitionSpec(*parts)  # type: ignore[no-untyped-call]
+def spec_of(*parts: Any, **sums: Any) -> jax.sharding.PartitionSpec:
+    """Return ``PartitionSpec(*parts, **sums)``, typed."""
+    return PartitionSpec(*parts, **sums)  # type: ignore[no-untyped-call]
+
+
+def cut_spec(spec: Any, axes: int) -> Any:
+    """Return a spec for no more axes than there are."""
+    if len(spec) <= axes:
+        return spec
+    sums = {name: names for name in ("unreduced", "reduced") if (names := getattr(spec, name, None))}
+    return spec_of(*_parts(spec)[:axes], **sums)
+
+
+def _parts(spec: Any) -> tuple[Any, ...]:
+    """Return what a spec says of each axis; as an iterator it refuses to, where it names axes of sums as well."""
+    return tuple(getattr(spec, "partitions", spec))
 
 
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
@@ -425,14 +438,14 @@ def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.Shap
     if mesh is None:
         hint = "pass mesh=, use jax.set_mesh, or pass NamedSharding(mesh, spec)"
         raise UnsupportedError(f"{spec} needs a mesh", hint=hint)
-    for name in [name for part in spec for name in _names(part)]:
+    for name in [name for part in _parts(spec) for name in _names(part)]:
         if name not in mesh.axis_names:
             meant = near(str(name), map(str, mesh.axis_names))
             known = f"did you mean {meant!r}?" if meant else f"it has {', '.join(map(repr, mesh.axis_names))}"
             raise _NoFit(f"{_array_text(aval)}: the mesh has no axis {name!r} of {spec}; {known}")
     try:
         return NamedSharding(mesh, spec)
-    except ValueError as error:
+    except Exception as error:  # that an axis is named twice is told by a class of jax's own
         raise _NoFit(f"{_array_text(aval)}: {error}") from error
 
 
@@ -468,7 +481,7 @@ def _require_divisible(sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> N
     spec, sizes = sharding.spec, sharding.mesh.shape
     if len(spec) > len(aval.shape):
         raise _NoFit(f"{_array_text(aval)} has {pluralize(len(aval.shape), 'axes')}, {spec} is for {len(spec)}")
-    for axis, (length, part) in enumerate(zip(aval.shape, spec, strict=False)):
+    for axis, (length, part) in enumerate(zip(aval.shape, _parts(spec), strict=False)):
         parts = math.prod(sizes[name] for name in _names(part))
         if length % parts:
             over = ", ".join(map(repr, _names(part)))
