@@ -76,7 +76,7 @@ class Inspection(InNotebook, Listing):
 
 
 def finish_saves(path: str | os.PathLike[str]) -> None:
-    """Wait for the saves of this process to a path, where it has begun any; raises as theirs does."""
+    """Wait for the saves to a path that this process has begun; an error that one of them failed with is raised."""
     if (saves := sys.modules.get("treering._background.saves")) is not None:  # else jax need not be imported
         saves.finish_saves(path)
 

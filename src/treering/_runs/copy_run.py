@@ -207,7 +207,7 @@ def _copied_steps(source: Path, records: Records, target: Path, *, overwrite: bo
 
 
 def _origins_in(run: RunFolder) -> dict[int, Mapping[str, Any]]:
-    """Return of what each step of a run is a copy; nothing of one that is none, or cannot be read."""
+    """Return the origin that each step of a run notes; it is empty for a step that is no copy, or cannot be read."""
     found: dict[int, Mapping[str, Any]] = {}
     for step in run.steps():
         found[step] = {}

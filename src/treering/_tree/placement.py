@@ -200,7 +200,7 @@ def cut_spec(spec: Any, axes: int) -> Any:
 
 
 def _parts(spec: Any) -> tuple[Any, ...]:
-    """Return what a spec says of each axis; as an iterator it refuses to, where it names axes of sums as well."""
+    """Return what a spec says of each axis of an array. jax refuses to iterate over a spec with reduced axes."""
     return tuple(getattr(spec, "partitions", spec))
 
 
