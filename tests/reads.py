@@ -61,7 +61,8 @@ def act_before_handed_steps_are_noted(patch: pytest.MonkeyPatch, act: Callable[.
 
 def act_before_list_is_put(patch: pytest.MonkeyPatch, act: Callable[[], object], *, gone: bool = False) -> None:
     """Do something each time before the list of the steps that a rollback leaves behind is put, or goes."""
-    faults.before(patch, RunFolder, "_swap_left", lambda _, data, *__: act() if gone is not bool(data) else None)
+    for name in ("_swap_left", "_create_left"):
+        faults.before(patch, RunFolder, name, lambda _, data, *__: act() if gone is not bool(data) else None)
 
 
 def wait_before_a_step_is_taken(

@@ -299,6 +299,45 @@ def test_who_holds_meanwhile_fails_no_rollback(
     assert (run.steps(), run.load()) == ([1, 2], {"step": 20})
 
 
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_an_error_of_the_disk_before_the_commit_leaves_no_list(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tr.Run(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.save(step, {"step": step}).result()
+    tried = list[int]()
+    with monkeypatch.context() as patch:
+        when = None if name == "replace" else lambda _: tried.append(1) or len(tried) > 3
+        faults.fail(patch, os, name, errno.EIO, when=when)
+        with pytest.raises(StoreError, match="Input/output error"):
+            run.save(2, {"step": 20}, rollback=True).result()
+    assert not [each.name for each in (tmp_path / "run").iterdir() if "left" in each.name]
+    assert (run.steps(), run.load()) == ([1, 2, 3], {"step": 3})
+
+
+def test_who_holds_while_a_list_is_half_written_does_not_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = tr.Run(tmp_path / "run"), tr.Run(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.save(step, {"step": step}).result()
+    real, torn = os.write, list[int]()
+
+    def write(number: int, data: bytes) -> int:
+        if torn or b"treering_left" not in bytes(data[:64]):
+            return real(number, data)
+        torn.append(real(number, data[:20]))
+        other.hold(3)
+        return torn[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        run.save(2, {"step": 20}, rollback=True).result()
+    assert torn
+    assert (tr.Run(tmp_path / "run").steps(), run.load()) == ([1, 2], {"step": 20})
+
+
 @pytest.mark.parametrize("place", ["disk", "memory"])
 def test_who_holds_while_a_list_is_removed_keeps_its_step(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -357,7 +357,8 @@ class RunFolder(Closable):
             return run_document.encode_superseded(dataclasses.replace(document, leases=leases))
 
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
-            self._change_left(change)
+            if self.store.longest_delay or not self._create_left(run_document.encode_superseded(document)):
+                self._change_left(change)
 
     def remove_left(self) -> None:
         """Remove ``.run.json.left``, or empty it where a late request could bring it back; gone already is as well.
@@ -366,7 +367,7 @@ class RunFolder(Closable):
         """
 
         def change(data: bytes | None) -> bytes | None:
-            if data is None or len(data) in _EMPTIED:
+            if data is None or (len(data) in _EMPTIED and self.store.longest_delay):
                 return None
             with contextlib.suppress(*NOT_READ):
                 if run_document.parse_superseded(data).leases:
@@ -430,6 +431,25 @@ class RunFolder(Closable):
             return self.store.replace(LEFT_DOCUMENT, data or _emptied(), version) is Outcome.DONE
         entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
         return self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
+
+    def _create_left(self, data: bytes) -> bool:
+        """Create ``.run.json.left`` in place, so that a crash leaves no other name; tell whether it is there as written.
+
+        One that is not whole is known by its digest.
+        """
+        try:
+            self.store.create(LEFT_DOCUMENT, [data], len(data))
+            self.store.flush()
+        except FileExistsError:
+            return False
+        except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
+            with contextlib.suppress(OSError):  # the next save sweeps it
+                if (found := self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)) and data.startswith(found.data):
+                    self._swap_left(b"", found)
+            raise
+        # A stamp that met it before it was whole has put its own there; one that meets it from now on keeps the list.
+        found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
+        return found is not None and found.data == data
 
     # ---------------------------------------------------------------------------------------------- .run.json.resumed
 

@@ -325,11 +325,13 @@ def _undo_on_failure(run: RunState, mark: str | None, goes_on: Callable[[], bool
             raise
         if run.calls is not None:
             run.calls.forget()
-        # Where no answer came to the commit it may yet be in place, and then the list has to be there.
-        if mark is not None and not (isinstance(error, StoreError) and error.errno == errno.EIO):
+        if mark is not None:
+            unanswered = isinstance(error, StoreError) and error.errno == errno.EIO
             with contextlib.suppress(TreeringError), RunFolder(run.path) as folder:  # the next save sweeps it
                 found = folder.read_left()
-                if found is not None and found.mark == mark and folder.read_superseded() is None:
+                # A request to commit that was not answered may yet be carried out, and then the list has to be there.
+                late = unanswered and folder.store.longest_delay > 0
+                if not late and found is not None and found.mark == mark and folder.read_superseded() is None:
                     folder.remove_left()
         raise
 
