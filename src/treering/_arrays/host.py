@@ -614,7 +614,7 @@ class HostCopies:
         if joined is None:
             return []
         block = np.frombuffer(joined, arrays[0].dtype).reshape(len(arrays), *(self._types[kind].shape or ()))
-        return [block[at, ...] for at in range(len(arrays))]
+        return list(block) if block.ndim > 1 else [block[at, ...] for at in range(len(arrays))]  # no numpy scalars
 
     def _is_view(self, data: jax.Array, kind: int) -> bool:
         # Leaves of one type have one dtype; shardings are as many objects as there are arrays.

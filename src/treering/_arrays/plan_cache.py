@@ -286,6 +286,8 @@ _COMPARED: Final = ("jax", "numpy")
 _AVAL: Final = operator.attrgetter("aval")
 _SHAPE_AND_DTYPE: Final = operator.attrgetter("shape", "dtype")
 _SHARDING: Final = operator.attrgetter("sharding")
+_MANY_ALIKE: Final = 4
+"""Leaves for each object that some of them share, from which on it is faster to find the pairs than to compare all."""
 
 _Picks = tuple[tuple[Box, Any], ...]
 """The boxes of an array that are wanted, each with the device that holds it."""
@@ -324,23 +326,26 @@ def _match_jax(arrays: Sequence[Any]) -> _Match:
     avals, shardings = list(map(_AVAL, arrays)), list(map(_SHARDING, arrays))
     # Asked of the class, which all of them share: this is most of what a comparison costs.
     is_deleted = type(arrays[0]).is_deleted
-    return lambda others: (
-        _all_alike(
-            list(map(_AVAL, others)), avals, lambda one, other: one.shape == other.shape and one.dtype == other.dtype
-        )
-        and _all_alike(
-            list(map(_SHARDING, others)), shardings, lambda one, other: type(one) is type(other) and one == other
-        )
-        and not any(map(is_deleted, others))
-    )
+
+    def match(others: Sequence[Any]) -> bool:
+        found, known = _to_compare(list(map(_AVAL, others)), avals)
+        if list(map(_SHAPE_AND_DTYPE, found)) != list(map(_SHAPE_AND_DTYPE, known)):
+            return False
+        found, known = _to_compare(list(map(_SHARDING, others)), shardings)
+        return list(map(type, found)) == list(map(type, known)) and found == known and not any(map(is_deleted, others))
+
+    return match
 
 
-def _all_alike(found: Sequence[Any], known: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
-    # What one jitted function gives time and again are a few objects; others are compared once for each pair.
+def _to_compare(found: list[Any], known: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return what has to be compared, one by one: nothing where each is the same object as before."""
     if all(map(operator.is_, found, known)):
-        return True
-    others = {(id(one), id(other)): (one, other) for one, other in zip(found, known, strict=True) if one is not other}
-    return all(itertools.starmap(alike, others.values()))
+        return [], []
+    if _MANY_ALIKE * len(set(map(id, found))) > len(found):
+        return found, known
+    # What one jitted function gives time and again are a few objects: each pair of them is compared once.
+    pairs = {(id(one), id(other)): (one, other) for one, other in zip(found, known, strict=True)}
+    return [one for one, _ in pairs.values()], [other for _, other in pairs.values()]
 
 
 class KnownLeaves:
