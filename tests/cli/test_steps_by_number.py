@@ -65,7 +65,7 @@ def test_a_newest_step_whose_index_is_damaged_is_named(run: Path) -> None:
     for arguments in (["rm", run, "3"], ["diff", run, "2", "3"]):
         told = inside(*map(str, arguments), code=2)[1].splitlines()
         assert told[0].startswith(f"error: step 3 of {str(run)!r} is there, and cannot be read: ")
-        assert told[1].endswith(f"remove {str(run / 'step_00000003')!r} and all that is below it yourself")
+        assert told[1].endswith(f"remove {str(run / 'step_00000003')!r} and all below it yourself")
     assert "has no step 4" in inside("rm", str(run), "4", code=2)[1]
     for option in ((), ("--keep-step", "3"), ("--yes",)):
         assert "note: step 3 cannot be read, and is not removed: " in inside("gc", str(run), *option, code=0)[1]

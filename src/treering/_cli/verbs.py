@@ -145,7 +145,7 @@ def steps_at(path: str, steps: Sequence[int]) -> list[str]:
             place = show_path(os.fspath(step_path(located(path), lost[0])))
             raise UnsupportedError(
                 f"step {lost[0]} of {path!r} is there, and cannot be read: {error.message}",
-                hint=f"see `treering verify {path!r}`; if it is lost, remove {place!r} and all that is below it yourself"
+                hint=f"see `treering verify {path!r}`; if it is lost, remove {place!r} and all below it yourself"
                 if isinstance(error, CorruptError)
                 else error.hint,
             )

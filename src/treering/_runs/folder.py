@@ -433,7 +433,7 @@ class RunFolder(Closable):
         return self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
 
     def _create_left(self, data: bytes) -> bool:
-        """Create ``.run.json.left`` in place, so that a crash leaves no other name; tell whether it is there as written.
+        """Create ``.run.json.left`` in place, where a crash leaves no other name; tell whether it is there as written.
 
         One that is not whole is known by its digest.
         """
