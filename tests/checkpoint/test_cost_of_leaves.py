@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.checkpoint.in_background import PATIENCE, gate, nothing_left
 from treering.checkpoint import save_async
 
@@ -92,6 +94,18 @@ def test_few_functions_are_called_for_each_leaf(
     assert calls_a_leaf(tmp_path / "later", kind, save, again=True) <= later
     while behind:  # before the place that they go to is taken away
         behind.pop().result(PATIENCE)
+
+
+def test_what_a_leaf_costs_grows_as_the_devices_that_it_lies_on(tmp_path: Path) -> None:
+    found = {}
+    for devices in (2, 8):
+        sharding = NamedSharding(meshes.line(devices), PartitionSpec("x"))
+        trees = [[jax.device_put(array, sharding) for array in tree_of(FEW, "numpy")[0].values()] for _ in range(3)]
+        trees = [tree * FEW for tree in trees]
+        for number, tree in enumerate(trees[:2]):
+            treering.save(tmp_path / f"{devices} {number}", tree)
+        found[devices] = calls_of(functools.partial(treering.save, tmp_path / f"{devices}", trees[2]))
+    assert found[8] < 4.5 * found[2], found
 
 
 @pytest.mark.parametrize("kind", ["jax", "numpy"])

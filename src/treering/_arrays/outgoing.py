@@ -187,7 +187,8 @@ class DescribedLeaves:
         sources = self.sources[leaf]
         if box is None:
             return self._cast(leaf, sources[0].data, ())
-        source = next(source for source in sources if contains(source.box, box))
+        same = (source for source in sources if source.box == box)
+        source = next(same, None) or next(source for source in sources if contains(source.box, box))
         return self._cast(leaf, source.data if source.box == box else cut_box(source.data, source.box, box), box)
 
     def _cast(self, leaf: int, data: Any, box: Box) -> Any:

@@ -294,25 +294,33 @@ _Picks = tuple[tuple[Box, Any], ...]
 _Match = Callable[[Sequence[Any]], bool]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Parts(Mapping[int, tuple[HeldBox, ...]]):
     """The boxes of leaves that lie on several devices: of arrays nothing is made until it is asked for."""
 
-    picks: Mapping[int, _Picks]
-    anew: Mapping[int, tuple[HeldBox, ...]]
-    leaves: Sequence[Any]
+    def __init__(
+        self, picks: Mapping[int, _Picks], anew: Mapping[int, tuple[HeldBox, ...]], leaves: Sequence[Any]
+    ) -> None:
+        self._picks = picks
+        self._anew = anew
+        self._leaves = leaves
+        self._last: tuple[int, tuple[HeldBox, ...]] = (-1, ())
 
     def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
-        if (picks := self.picks.get(number)) is None:
-            return self.anew[number]
-        held = {shard.device: shard.data for shard in shards_of(self.leaves[number])}
-        return tuple(HeldBox(box, held[device]) for box, device in picks)
+        if (picks := self._picks.get(number)) is None:
+            return self._anew[number]
+        # The boxes of a leaf are asked for one after another, and each time jax would make all shards of it.
+        last, boxes = self._last
+        if last != number:
+            held = {shard.device: shard.data for shard in shards_of(self._leaves[number])}
+            boxes = tuple([HeldBox(box, held[device]) for box, device in picks])
+            self._last = number, boxes
+        return boxes
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.chain(self.picks, self.anew)
+        return itertools.chain(self._picks, self._anew)
 
     def __len__(self) -> int:
-        return len(self.picks) + len(self.anew)
+        return len(self._picks) + len(self._anew)
 
 
 def _match_numpy(arrays: Sequence[Any]) -> _Match:
