@@ -491,7 +491,7 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
         >>> file.getvalue()
         b'treering'
     """
-    shown = _name_of(file)
+    shown = name_of(file)
     given: object = file
     if isinstance(given, io.TextIOBase):
         raise UnsupportedError(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
@@ -528,7 +528,8 @@ def _sync_if_real(file: BinaryIO) -> None:
         descriptors.sync(descriptor)
 
 
-def _name_of(file: BinaryIO) -> str:
+def name_of(file: BinaryIO) -> str:
+    """Return what an open file is called, or its class."""
     name: object = None
     with contextlib.suppress(AttributeError):
         name = file.name
