@@ -334,6 +334,7 @@ def load(path: Where, like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
 
     Raises:
         NotFoundError: the path does not exist; also a ``FileNotFoundError``.
+        UnsupportedError: an argument has no meaning, or a partition spec has no mesh.
         MismatchError: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; it names every difference.
         CorruptError: the bytes are not those that were saved; the error names leaf, file and byte range.
         FormatError, StoreError: another tool or a newer treering wrote it; the system refused.
