@@ -262,8 +262,8 @@ class Run(InNotebook):
     ) -> Any:  # fmt: skip
         """Load a step, or a part of it, and check every byte.
 
-        An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of
-        its dict, gets the saved state after everything else was loaded; the result contains the object.
+        An object in ``like`` that has ``get_state()`` and ``set_state(state)``, where only dicts lead to it, gets the
+        saved state after everything else was loaded; the result contains the object.
 
         Args:
             step: its number; None: the latest. In a job of many processes all call this, and process 0 decides which.
