@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
+import errno
 import functools
+import pickle
 from pathlib import Path
 
 import treering
@@ -100,3 +103,12 @@ def test_each_error_is_an_attribute_of_the_module_and_documented() -> None:
         found = getattr(errors, name)
         assert issubclass(found, Exception)
         assert found.__doc__
+
+
+def test_an_error_of_the_system_says_which_in_another_process_too() -> None:
+    for code in (errno.ENOSPC, errno.EACCES, errno.ENOENT):
+        error = errors.StoreError.of(OSError(code, "no"), "a.msgpack", "write")
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert isinstance(again, OSError)
+            assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+            assert (again.errno, again.filename, again.strerror) == (code, "a.msgpack", "no")

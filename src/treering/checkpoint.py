@@ -334,6 +334,7 @@ def load(path: Where, like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
 
     Raises:
         NotFoundError: the path does not exist; also a ``FileNotFoundError``.
+        UnsupportedError: an argument has no meaning, or a partition spec has no mesh.
         MismatchError: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; it names every difference.
         CorruptError: the bytes are not those that were saved; the error names leaf, file and byte range.
         FormatError, StoreError: another tool or a newer treering wrote it; the system refused.
@@ -423,8 +424,8 @@ def abstract(
 
     Every array is a ``jax.ShapeDtypeStruct``. It has the sharding that the array was saved with where that is recorded
     and this job has enough devices: on a mesh of the same axes over ``jax.devices()`` in their order; else None. Typed
-    PRNG keys have a key dtype. Small Python values are themselves; a text of which more lies in a data file is an
-    ``OpaqueLeaf``.
+    PRNG keys have a key dtype. Small Python values are themselves. A long text, which lies in a data file, is an
+    ``OpaqueLeaf``; in ``like`` that stands for the text which was saved.
 
     Args:
         path: as for ``load``; also a run, of which the latest step is taken.

@@ -98,14 +98,16 @@ class TreeringError(Exception):
         return printable(hide_secrets(cut_names(f"{self.message}{where}{hint}")), lines=True)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).
-        return (_rebuild, (type(self), self.message, self.__dict__))
+        # Attributes survive the trip between processes (pytest-xdist, futures); an OSError has three beside its dict.
+        names = ("errno", "strerror", "filename") if isinstance(self, OSError) else ()
+        return (_rebuild, (type(self), self.message, self.__dict__ | {name: getattr(self, name) for name in names}))
 
 
 def _rebuild(cls: type[TreeringError], message: str, state: dict[str, object]) -> TreeringError:
     error = cls.__new__(cls, message)
     Exception.__init__(error, message)
-    error.__dict__.update(state)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 

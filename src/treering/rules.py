@@ -212,8 +212,8 @@ class KeepEvery(_Every[Policy], Policy):
 
     Args:
         steps: the number of steps from one to the next.
-        interval: the time from one to the next: a ``timedelta`` or seconds, between the times of the saves. If the
-            clock was set back, its distance counts: there is never a longer gap without a step that is kept.
+        interval: the least time from one to the next: a ``timedelta`` or seconds, between the times of the saves. If
+            the clock was set back by as much or more, the next step is kept.
 
     Example:
         >>> KeepEvery(interval=3600)

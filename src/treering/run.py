@@ -159,6 +159,7 @@ class Run(InNotebook):
         Raises:
             ExistsError: the step or a later one exists; also a ``FileExistsError``.
             UnsupportedError: something cannot be stored, or is not a step, metric or metadata; nothing was written.
+            ClosedError: the run was closed.
             TreeringError: an earlier save of this run failed; this one was not begun. With ``on_save_error="warn"``
                 it is begun after a warning, unless ``max_failures`` is reached.
 
@@ -192,6 +193,7 @@ class Run(InNotebook):
 
         Raises:
             UnsupportedError: this is not the main thread, the signal cannot be caught, or ``grace`` is no such number.
+            ClosedError: the run was closed, so no ``save`` would notice the signal.
 
         Example:
             >>> import os, tempfile
@@ -199,6 +201,7 @@ class Run(InNotebook):
             >>> run.save_on_signal(signal.SIGUSR1)
             >>> run.close()                            # restores the handler
         """
+        self._state.require_open()
         self._state.signals.watch(signum, grace)
 
     def preempted(self, step: SupportsIndex, *, batch: SupportsIndex = 0) -> Preemption | None:
@@ -259,8 +262,8 @@ class Run(InNotebook):
     ) -> Any:  # fmt: skip
         """Load a step, or a part of it, and check every byte.
 
-        An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of
-        its dict, gets the saved state after everything else was loaded; the result contains the object.
+        An object in ``like`` that has ``get_state()`` and ``set_state(state)``, where only dicts lead to it, gets the
+        saved state after everything else was loaded; the result contains the object.
 
         Args:
             step: its number; None: the latest. In a job of many processes all call this, and process 0 decides which.

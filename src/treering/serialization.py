@@ -227,7 +227,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
 
     Args:
         data: one or more gzip members.
-        max_bytes: refuse to decompress to more; by default 32 MiB and 50 times the input.
+        max_bytes: refuse to decompress to more; by default 32 MiB plus 50 times the size of ``data``.
 
     Raises:
         CorruptError: damaged (also ``gzip.BadGzipFile``), truncated (also ``EOFError``), or above ``max_bytes``.

@@ -70,6 +70,20 @@ def test_every_form_has_one_from_headers_alone(form: str, tmp_path: Path) -> Non
     np.testing.assert_array_equal(back["big"], BIG)
 
 
+LONG: dict[str, Any] = {"vocabulary": "a b " * 5000, "order": b"x" * 9000, "buffer": bytearray(b"y" * 9000)}
+
+
+@pytest.mark.parametrize("save", [treering.save, tree_serialize_leaves])
+def test_it_is_a_like_of_texts_that_lie_in_data_files(save: Callable[[Path, Any], None], tmp_path: Path) -> None:
+    tree = LONG | {"note": "short", "w": np.ones(3, "f4"), "act": jnp.tanh}
+    save(tmp_path / "c", tree)
+    back = treering.load(tmp_path / "c", like=treering.abstract(tmp_path / "c"))
+    assert {name: back[name] for name in LONG} == LONG
+    treering.save(tmp_path / "other", {"vocabulary": 3})
+    with pytest.raises(MismatchError, match="vocabulary: wanted str, found int"):
+        treering.load(tmp_path / "other", like=treering.abstract(tmp_path / "c", only="vocabulary"))
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "a.msgpack.gz"])
 def test_no_array_is_read(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / form

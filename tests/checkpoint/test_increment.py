@@ -368,9 +368,9 @@ def run_of(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (leaves_directory, r"no checkpoint but: leaves"),
-        (single_file, r"no checkpoint but: safetensors"),
-        (run_of, r"no checkpoint but: run.*one step"),
+        (leaves_directory, r"of the form leaves, not a checkpoint"),
+        (single_file, r"of the form safetensors, not"),
+        (run_of, r"of the form run, not.*one step"),
     ],
 )
 def test_what_cannot_be_a_base_is_refused_by_name(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:

@@ -579,6 +579,13 @@ def test_a_function_is_no_array(path: Path) -> None:
     assert len(differences(path, Activation(jnp.ones(2), jax.nn.relu))) == 2
 
 
+def test_what_is_no_leaf_of_a_file_is_called_by_its_class(path: Path) -> None:
+    treering.save(path, {"w": jnp.ones(2), "n": 3})
+    said = differences(path, {"w": {1, 2}, "n": iter(())})
+    assert said[0] == "w: wanted a set, found float32[2]"
+    assert said[1].startswith("n: wanted a tuple_iterator")
+
+
 def test_without_like_a_placeholder_names_the_function(path: Path) -> None:
     treering.save(path, {"f": jax.nn.relu, "w": 1})
     found = treering.load(path)

@@ -90,6 +90,30 @@ def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, Any], said
         treering.load(path, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"only": 5}, "only= is a glob or a list of globs, found 5"),
+        ({"only": ["w", None]}, "only= is a glob or a list of globs, found None"),
+        ({"at": ("params", "w")}, r"at= is one key text, found \('params', 'w'\); .*joined by '/'"),
+        ({"lose": ["scalars", 3]}, "lose= is a kind of losses or a glob"),
+        ({"lose": 3}, "lose= is a kind of losses or a glob"),
+        ({"items": ["w"]}, "items= is a dict"),
+        ({"items": {"w": 1}}, "items= is a dict"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_every_function(path: Path, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        treering.convert(path, path.with_name("b.npz"), **arguments)
+    if not arguments.keys() & {"lose", "items"}:
+        for call in (treering.abstract, treering.load):
+            with pytest.raises(UnsupportedError, match=says):
+                call(path, **arguments)
+    if "lose" in arguments:
+        with pytest.raises(UnsupportedError, match=says):
+            treering.export(path.with_name("b.npz"), {"w": np.ones(2), "n": 1}, **arguments)
+
+
 def test_a_tree_in_the_place_of_the_path(path: Path) -> None:
     tree: Any = {"w": 1}
     for call in (lambda: treering.save(tree, path), lambda: treering.load(tree), lambda: treering.open(tree)):
@@ -106,7 +130,8 @@ def test_metadata_is_a_dict(tmp_path: Path, metadata: Any) -> None:
 
 @pytest.mark.parametrize("name", ["m.npz", "m.PT", "m.h5", "m.pkl"])
 def test_no_folder_is_called_like_a_file_of_others(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UnsupportedError, match="treering writes no"):
+    says = "treering.save writes no .npz files; treering.export does" if name == "m.npz" else "treering writes no"
+    with pytest.raises(UnsupportedError, match=says):
         treering.save(tmp_path / name, {"a": 1})
     assert list(tmp_path.iterdir()) == []
 

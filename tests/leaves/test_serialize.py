@@ -263,6 +263,13 @@ def test_a_limit_that_is_none_is_refused(limit: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_callback_that_is_no_function_is_refused_before_the_save(tmp_path: Path) -> None:
+    no_function: Any = 3
+    with pytest.raises(UnsupportedError, match="commit_callback is 3"):
+        tree_serialize_leaves(tmp_path / "d", TREE, commit_callback=no_function)
+    assert list(tmp_path.iterdir()) == []
+
+
 # --------------------------------------------------------------------------------------------------------------- keys
 
 UNSAFE = [

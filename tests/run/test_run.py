@@ -24,6 +24,7 @@ from tests.folders import names
 from tests.on_disk import step_path
 from tests.system_calls import CommitGate, commit_gate, refuse_removals
 from treering.errors import (
+    ClosedError,
     ExistsError,
     NotFoundError,
     StepsNotSavedWarning,
@@ -469,6 +470,10 @@ def test_a_block_waits_at_its_end(tmp_path: Path, commit_gate: CommitGate) -> No
     assert run.steps() == [1]
     with pytest.raises(ValueError, match="was closed; save inside its `with` block"):
         run.save(2, TREE)
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(ClosedError, match="was closed"):
+        run.save_on_signal(signal.SIGUSR2)  # no save would come that notices it
+    assert signal.getsignal(signal.SIGUSR2) == before
     assert run.load(1)["step"] == 0
     run.close()
 

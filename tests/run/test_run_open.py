@@ -145,3 +145,11 @@ def test_what_is_no_step_is_left_alone(tmp_path: Path, names: list[str]) -> None
         assert (run.steps(), run.latest(), run.best("loss")) == ([], None, None)
         run.save(1, TREE)
     assert all((tmp_path / "run" / name).exists() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("form", "says"), [("flax", "treering.load reads one such file"), ("single", "treering convert")]
+)
+def test_the_error_says_what_reads_the_steps_of_others(tmp_path: Path, form: str, says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        tr.Run(made(tmp_path / "run", OTHERS[form])).latest()

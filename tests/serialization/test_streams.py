@@ -13,7 +13,7 @@ import pytest
 
 from tests import faults
 from treering.errors import NotFoundError, StoreError, UnsupportedError
-from treering.serialization import save_to_file, to_bytes
+from treering.serialization import load_from_file, save_to_file, to_bytes
 
 TREE = {
     "a": b"header",
@@ -119,3 +119,8 @@ def test_a_file_that_is_only_read(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"old")
     with (tmp_path / "a.bin").open("rb") as file, pytest.raises(StoreError):
         save_to_file(TREE, file)
+
+
+def test_a_file_that_is_only_written(tmp_path: Path) -> None:
+    with (tmp_path / "a.bin").open("wb") as file, pytest.raises(StoreError, match=r"could not read .*a\.bin"):
+        load_from_file(None, file)

@@ -145,7 +145,7 @@ def test_a_class_comes_back_as_a_stand_in() -> None:
     assert built.static == {"label": "mine"}
     assert repr(built) == f"StandIn('{class_name(Point)}', x=1, y={{'b': 2}}; label='mine')"
     assert repr(StandIn("m.C", {})) == "StandIn('m.C')"
-    with pytest.raises(AttributeError, match="Point has no field 'z'"):
+    with pytest.raises(AttributeError, match="Point has no field 'z'; load with like="):
         _ = built.z
     with pytest.raises(KeyError):
         built["z"]

@@ -34,7 +34,7 @@ from treering._arrays.jobs import Progress
 from treering._format.document import data_name
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, DataFile, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
-from treering._format.selection import choose_dtypes
+from treering._format.selection import choose_dtypes, require_part
 from treering._plan.increment import row_bytes
 from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, files_by_position, plan_save
 from treering._store.memory_pool import MemoryPool
@@ -130,10 +130,9 @@ class SavedPart:
         """
         if only is None and dtype is None:
             return WHOLE
-        globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
-        if odd := [glob for glob in globs if not isinstance(glob, str)]:
-            raise UnsupportedError(f"only= is a glob or a list of globs, found {odd[0]!r:.100}")
-        return cls(None if only is None else tuple(map(str, globs)), float_dtypes(dtype))
+        require_part(None, only)
+        globs: Any = (only,) if isinstance(only, str) else only
+        return cls(None if globs is None else tuple(globs), float_dtypes(dtype))
 
 
 WHOLE: Final = SavedPart()

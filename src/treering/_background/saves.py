@@ -73,7 +73,7 @@ class PendingLoad(Generic[T]):
     """A tree that is being loaded in the background; ``await`` gives it too.
 
     An error that nobody asks for is a line on stderr at the program's end, with status 1. A program that ends before
-    gives the load up.
+    the load has ended gives it up.
 
     Example:
         >>> import os, tempfile, treering

@@ -255,7 +255,7 @@ class PendingSave:
 
     @property
     def path(self) -> Path:
-        """Where it goes, resolved."""
+        """The path that it saves to, absolute."""
         return self._job.path
 
     def result(self, timeout: float | None = None) -> None:
@@ -266,7 +266,7 @@ class PendingSave:
 
         Raises:
             TimedOutError: it is not done in that time; it goes on.
-            CancelledError: it was called off.
+            CancelledError: `cancel` stopped it.
             TreeringError: what ``save`` raises.
         """
         if (error := self.exception(timeout)) is not None:
@@ -292,17 +292,17 @@ class PendingSave:
         return self._job.ended()
 
     def saved(self) -> bool:
-        """Tell whether it is saved by now; without waiting, and an error stays to be raised."""
+        """Tell whether it is durable by now, without waiting. It raises nothing; an error is still raised later."""
         return self.done() and self._job.error is None
 
     def cancel(self) -> bool:
-        """Call it off, if it is not committed yet; without waiting.
+        """Stop it if it is not committed yet; this does not wait.
 
         In a job of processes the others are told, and fail with ``CancelledError`` or ``ProcessFailedError``.
 
         Returns:
-            True where it comes to nothing. What stood at the path stays, and `result` raises ``CancelledError``. False
-            where it is committed, or being committed, or has failed.
+            True: it is stopped, the path stays as it was, and `result` raises ``CancelledError``. False: it is
+            committed or being committed, or it has failed.
         """
         return self._job.cancel()
 

@@ -179,7 +179,8 @@ def _refused_base(path: Path, error: TreeringError) -> TreeringError:
         if form is not Form.CHECKPOINT:
             step = "pass the folder of one step"
             hint = step if form is Form.RUN else "save the tree to a folder once, and pass that"
-            return UnsupportedError(f"base is {os.fspath(path)!r}, which is no checkpoint but: {form.value}", hint=hint)
+            what = f"base is {os.fspath(path)!r}, which is of the form {form.value}, not a checkpoint's folder"
+            return UnsupportedError(what, hint=hint)
     return reword(error, "no files can be shared with base=")
 
 

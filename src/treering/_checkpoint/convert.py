@@ -11,9 +11,9 @@ import copy
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from treering._arrays.derived_source import cast_floats, map_source, unmap_source
 from treering._arrays.host import this_processes
@@ -37,7 +37,7 @@ from treering._checkpoint.forms import (
 )
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import Index, LeafType
-from treering._format.selection import drop_leaves, select
+from treering._format.selection import drop_leaves, require_part, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.api import asking
 from treering._store.resolve import require_outside, require_path, resolved
@@ -64,6 +64,14 @@ class ConvertOptions:
     """Name of an item -> what is in it; None: the result has none."""
     describe: Callable[[Index], Mapping[str, Any]] | None = None
     """Makes the metadata of the result; None: they are those of the source."""
+
+    def __post_init__(self) -> None:
+        require_part(self.at, self.only)
+        lose, items = cast("object", self.lose), cast("object", {} if self.items is None else self.items)
+        if not isinstance(lose, Collection) or not all(isinstance(name, str) for name in lose):
+            raise UnsupportedError(f"lose= is a kind of losses or a glob, or a list of them, found {lose!r:.100}")
+        if not isinstance(items, Mapping) or not all(isinstance(text, str) for text in (*items, *items.values())):
+            raise UnsupportedError(f"items= is a dict: name of an item -> key text, found {items!r:.100}")
 
 
 def save_options(

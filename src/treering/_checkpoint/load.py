@@ -27,7 +27,7 @@ from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
 from treering._format.listing import describe_part
-from treering._format.selection import Selection, select
+from treering._format.selection import Selection, require_part, select
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
@@ -129,12 +129,7 @@ class LoadOptions:
         Raises:
             UnsupportedError: one of them has no meaning.
         """
-        only = self.only
-        globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
-        if not all(isinstance(glob, str) for glob in globs):
-            raise UnsupportedError(f"only= is a glob or a list of globs, found {only!r:.100}")
-        if not isinstance(self.at, str | None):
-            raise UnsupportedError(f"at= is one key text, found {self.at!r:.100}")
+        require_part(self.at, self.only)
         pairs: Mapping[Any, Any] = self.rename
         if odd := [key for pair in pairs.items() for key in pair if not isinstance(key, str)]:
             hint = "a key is one text with its parts joined by '/'"
@@ -476,6 +471,7 @@ def abstract_tree(path: Where, *, at: str | None, only: str | Sequence[str] | No
     """Return the tree at ``path`` without its arrays; ``treering.abstract`` says more."""
     paths = paths_of(path)
     check_key_map(key_map)
+    require_part(at, only)
     for one in paths:
         finish_saves(one)
     index = read_index(paths if len(paths) > 1 else paths[0])

@@ -128,8 +128,9 @@ class SaveOptions:
         is_file = isinstance(path, str) and Path(path).suffix.lower() in suffixes
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
         if (suffix := place.suffix.lower()) in _OTHER_FORMS.difference(suffixes):
-            hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
-            raise UnsupportedError(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
+            who, instead = ("treering.save", "treering.export does; ") if suffix == ".npz" else ("treering", "")
+            hint = f"{instead}a name without it becomes a folder; .safetensors and .msgpack become one file"
+            raise UnsupportedError(f"{os.fspath(path)!r}: {who} writes no {suffix} files", hint=hint)
         if base is not None and suffix in suffixes:
             what = f"{os.fspath(path)!r} is a single file, which shares nothing with base={os.fspath(base)!r}"
             raise UnsupportedError(what, hint="a path without that suffix becomes a folder, whose files are shared")

@@ -27,13 +27,13 @@ from treering._codec.msgpack.write import Piece, pieces_size, vary
 from treering._foreign.msgpack_source import naming_path, read_state, scan_views
 from treering._store.crew import FirstError, work_together
 from treering._store.pieces import Readable, is_lasting
-from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file, write_stream
+from treering._store.resolve import file_path, name_of, needs_nonce, new_file_path, open_file, write_file, write_stream
 from treering._tree.placement import aval_of, is_concrete, resolve_shardings
 from treering._tree.state_dict import from_state_dict, partial_state_dict, require_match, to_state_dict
 from treering._values.human import pluralize
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.telemetry import report
-from treering.errors import FormatError, MismatchError, TreeringError, UnsupportedError
+from treering.errors import FormatError, MismatchError, StoreError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -205,7 +205,10 @@ def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:
     given: object = file
     if not hasattr(file, "read"):
         raise _neither(file)
-    data = b"" if isinstance(given, io.TextIOBase) else file.read()
+    try:
+        data = b"" if isinstance(given, io.TextIOBase) else file.read()
+    except OSError as error:  # of a file that is open for writing too
+        raise StoreError.of(error, name_of(file), "read") from error
     if isinstance(given, io.TextIOBase) or not isinstance(data, bytes | bytearray | memoryview):
         raise UnsupportedError("the file is open for text", hint='open it in binary mode, "rb"')
     return data

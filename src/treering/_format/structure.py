@@ -161,7 +161,8 @@ class StandIn(Mapping[Any, Any]):
         for held in (self.fields, self.static):
             if name in held:
                 return held[name]
-        raise AttributeError(f"the stand-in for {printable(self.class_name)} has no field {name!r}")
+        what = f"the stand-in for {printable(self.class_name)} has no field {name!r}"
+        raise AttributeError(f"{what}; load with like= to get an instance of the class")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StandIn):

@@ -147,7 +147,7 @@ def diff(
     then no difference. Neither is the order of a dict's keys, where arrays lay on devices, who wrote it and when.
 
     Args:
-        a: a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file.
+        a: a checkpoint's folder, a leaves directory, a file, or a run, whose latest step is meant.
         b: another one.
         values: also read all arrays that both have, and compare them bit for bit: NaN equals the same NaN, 0.0 and
             -0.0 differ. Memory stays at some MiB for each side, whatever the arrays' size.

@@ -58,8 +58,8 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = N
 
     Args:
         path: a checkpoint's folder, a leaves directory, a run, of which every step is checked, a ``.safetensors`` file
-            or a msgpack file. Of what treering did not write, and of msgpack, only headers and sizes can be checked;
-            ``note`` says so, ``checked`` is False.
+            or a msgpack file. Of what treering did not write, and of msgpack, only headers, sizes and checksums that
+            the form itself has, such as that of ``.npz``, can be checked; ``note`` says so, ``checked`` is False.
         progress: called as ``progress(done, total)``, in bytes, now and then, in the caller's thread. True shows a bar
             on a terminal.
 

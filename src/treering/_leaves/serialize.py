@@ -99,6 +99,8 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
     manager = options.manager
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))
+    if not (options.commit_callback is None or callable(options.commit_callback)):
+        raise UnsupportedError(f"commit_callback is {options.commit_callback!r:.100}, not a function without arguments")
     for name in ("compressor", "chunk_bytes", "progress") if manager is not None else ():
         if getattr(options, name) is not None:
             hint = "omit it or the manager"

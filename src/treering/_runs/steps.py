@@ -38,6 +38,7 @@ _NUMBERED: Final = re.compile(
 )
 _FLAX: Final = re.compile(r"checkpoint_[0-9]+")
 _OWN: Final = "a checkpoint of treering"
+_FLAX_FILE: Final = "a file of flax.training.checkpoints"
 _LOOKED_AT: Final = 3
 _ITEMS: Final = 16
 _TRIES: Final = 100
@@ -83,6 +84,8 @@ def require_run(run: RunFolder, names: Collection[str] | None) -> None:
     for number, name in reversed(numbered[-_LOOKED_AT:]):
         other = _other(run.path / name)
         hint = "use another folder for the run; `treering convert` makes a run of Orbax's steps"
+        if other == _FLAX_FILE:
+            hint = "use another folder for the run; treering.load reads one such file"
         if other == _OWN:
             hint = f"name the folders as a run does, {step_name(number)!r} for {name!r}, or use another folder"
         if other is not None:
@@ -106,7 +109,7 @@ def _other(place: Path) -> str | None:
     with contextlib.suppress(OSError):
         found = find_at(place)
         if found is not None and found.is_file:
-            return "a file of flax.training.checkpoints" if _FLAX.fullmatch(place.name) else None
+            return _FLAX_FILE if _FLAX.fullmatch(place.name) else None
         if find_index_at(place, follow=False) is not None:
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None

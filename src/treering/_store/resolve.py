@@ -56,7 +56,7 @@ def located(path: str | os.PathLike[str]) -> Path:
     """
     if isinstance(path, UrlPath):
         return cast("Path", path)
-    text = os.fspath(path)
+    text = _text_of(path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
         return _without_missing(path) if ".." in text else path
     if (scheme := scheme_of(text)) is None:
@@ -70,6 +70,13 @@ def located(path: str | os.PathLike[str]) -> Path:
     if scheme == "file":
         return _from_file_url(text)
     return cast("Path", web_path(text) if scheme in _WEB else bucket_path(text))
+
+
+def _text_of(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise UnsupportedError(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
+    return text
 
 
 def _without_missing(path: Path) -> Path:
@@ -101,9 +108,7 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     Raises:
         UnsupportedError: it is no text, a URL of another kind, or names no file.
     """
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise UnsupportedError(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
+    text = _text_of(path)
     if not text or text.endswith(("/", os.sep)):
         raise UnsupportedError(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
@@ -135,10 +140,11 @@ def require_path(path: object) -> None:
     """Refuse what is no path, such as a tree in its place.
 
     Raises:
-        UnsupportedError: neither a str nor an ``os.PathLike``.
+        UnsupportedError: neither a str nor an ``os.PathLike`` of one.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise UnsupportedError(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
+    given: object = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(given, str):
+        raise UnsupportedError(f"the first argument is the path, a str or os.PathLike; found {kind_of(given)}")
 
 
 def leaves_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
@@ -261,7 +267,7 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
 
 def _buckets_of(path: str | os.PathLike[str]) -> ObjectRoot | None:
     """Return what knows all places of the kind that a path is of; None for the disk."""
-    text = os.fspath(path)
+    text = _text_of(path)
     if ":" not in text or (scheme := scheme_of(text)) in _DISK:
         return None
     if scheme == "memory":
@@ -491,7 +497,7 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
         >>> file.getvalue()
         b'treering'
     """
-    shown = _name_of(file)
+    shown = name_of(file)
     given: object = file
     if isinstance(given, io.TextIOBase):
         raise UnsupportedError(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
@@ -528,7 +534,8 @@ def _sync_if_real(file: BinaryIO) -> None:
         descriptors.sync(descriptor)
 
 
-def _name_of(file: BinaryIO) -> str:
+def name_of(file: BinaryIO) -> str:
+    """Return what an open file is called, or its class."""
     name: object = None
     with contextlib.suppress(AttributeError):
         name = file.name

@@ -146,7 +146,11 @@ def flatten_like(like: Any) -> Flattened:
         >>> flatten_like({"w": jax.ShapeDtypeStruct((2,), "float32")}).kinds
         ['abstract']
     """
-    return _FlattenWalk(kind_in_target, kinds=KINDS | {jax.ShapeDtypeStruct: "abstract"}).over(like)
+    flat = _FlattenWalk(kind_in_target, kinds=KINDS | {jax.ShapeDtypeStruct: "abstract"}).over(like)
+    # What `treering.abstract` gives for a text in a data file stands for a text; names of classes have a point.
+    for number in [n for n, leaf in flat.opaque.items() if leaf.class_name in ("str", "bytes", "bytearray")]:
+        flat.kinds[number] = flat.opaque.pop(number).class_name
+    return flat
 
 
 @dataclasses.dataclass(slots=True)

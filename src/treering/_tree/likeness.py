@@ -16,7 +16,7 @@ from treering._format.index import ARRAY_KINDS, Container, ForeignKey, Index, Le
 from treering._format.leaf_values import same_value
 from treering._format.selection import Selection
 from treering._format.structure import KEYS, containers_of, key_text, walk
-from treering._printable import MOST_LINES, list_lines, printable, shorten
+from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
 from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
 from treering._tree.registry import is_typed_key, key_dtype, key_impl
 from treering._tree.state_dict import shown_key, suggest
@@ -147,7 +147,7 @@ def wanted_text(like: Any, like_kind: str) -> str:
         return "`...`"
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
         return f"{np.dtype(like.dtype).name}{list(like.shape)}"
-    return "None" if like_kind == "none" else "a function or setting" if like_kind == "opaque" else like_kind
+    return kind_of(like) if like_kind in ("none", "opaque") else like_kind
 
 
 AS_SAVED: Final = "as saved"

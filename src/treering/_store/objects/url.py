@@ -226,4 +226,7 @@ def _no_bucket(text: str) -> UnsupportedError:
     scheme = scheme_of(text) or text
     if scheme in {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}:
         return UnsupportedError(f"{text!r} names no bucket", hint=f"a URL is {scheme}://BUCKET/PATH")
+    if scheme in {text, "memory", "file", "http", "https"}:  # only treering.bucket asks for these here
+        hint = "options are for s3://, gs:// and az://; pass every other path as it is"
+        return UnsupportedError(f"{text!r} is not in a bucket that has options", hint=hint)
     return UnsupportedError(f"{text!r} is a URL that treering cannot use", hint=_INSTEAD.get(scheme, _WORKING))
