@@ -62,6 +62,13 @@ FOUND_BY = {
 }
 
 
+class PathOfBytes:
+    """As an entry of ``os.scandir(b".")``."""
+
+    def __fspath__(self) -> bytes:
+        return b"bytes"
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -80,7 +87,7 @@ def test_a_path_that_cannot_be(place: Path, call: str, path: str) -> None:
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("call", [call for call in CALLS if "one file" not in call and "safetensors" not in call])
-@pytest.mark.parametrize("path", ["", 3, b"bytes", None])
+@pytest.mark.parametrize("path", ["", 3, b"bytes", None, PathOfBytes()])
 def test_what_is_no_path(place: Path, call: str, path: Any) -> None:
     with pytest.raises(TreeringError):
         CALLS[call](path)

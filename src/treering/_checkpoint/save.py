@@ -108,7 +108,7 @@ def counted(
 
     Of the arguments nothing is known yet.
     """
-    is_file = isinstance(path, str | os.PathLike) and os.fspath(path).lower().endswith(FILE_SUFFIXES)
+    is_file = isinstance(path, str | os.PathLike) and str(os.fspath(path)).lower().endswith(FILE_SUFFIXES)
     is_joint = processes != "this" and not is_file
     return counted_save(
         this_processes(()) if is_joint else ALONE,

@@ -56,7 +56,7 @@ def located(path: str | os.PathLike[str]) -> Path:
     """
     if isinstance(path, UrlPath):
         return cast("Path", path)
-    text = os.fspath(path)
+    text = _text_of(path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
         return _without_missing(path) if ".." in text else path
     if (scheme := scheme_of(text)) is None:
@@ -101,10 +101,7 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     Raises:
         UnsupportedError: it is no text, a URL of another kind, or names no file.
     """
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise UnsupportedError(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
-    if not text or text.endswith(("/", os.sep)):
+    if not (text := _text_of(path)) or text.endswith(("/", os.sep)):
         raise UnsupportedError(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
 
@@ -135,10 +132,18 @@ def require_path(path: object) -> None:
     """Refuse what is no path, such as a tree in its place.
 
     Raises:
-        UnsupportedError: neither a str nor an ``os.PathLike``.
+        UnsupportedError: neither a str nor an ``os.PathLike`` of one.
     """
     if not isinstance(path, str | os.PathLike):
         raise UnsupportedError(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
+    _text_of(path)
+
+
+def _text_of(path: str | os.PathLike[str]) -> str:
+    text: object = os.fspath(path)
+    if not isinstance(text, str):  # as an entry of os.scandir(b".") has it
+        raise UnsupportedError(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
+    return text
 
 
 def leaves_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
@@ -261,7 +266,7 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
 
 def _buckets_of(path: str | os.PathLike[str]) -> ObjectRoot | None:
     """Return what knows all places of the kind that a path is of; None for the disk."""
-    text = os.fspath(path)
+    text = _text_of(path)
     if ":" not in text or (scheme := scheme_of(text)) in _DISK:
         return None
     if scheme == "memory":
