@@ -56,6 +56,21 @@ TARGETS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_callback_may_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    treering.export("a", ARRAYS, to="hf", max_file_size="100KB")
+
+    def move(done: int, total: int) -> None:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+
+    treering.convert("a", target, to=TARGETS[target], progress=move)
+    monkeypatch.chdir(tmp_path)
+    assert_same_arrays(treering.load("a", progress=move), ARRAYS)
+    assert_same_arrays(treering.load(tmp_path / target), ARRAYS)
+
+
 def _read_as_peers_do(path: Path) -> dict[str, Any]:
     """Read a file, or what is in a folder, with the library whose form it is."""
     if path.suffix == ".msgpack":

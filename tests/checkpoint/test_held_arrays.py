@@ -97,6 +97,17 @@ def test_what_is_held_is_neither_compared_nor_copied(
 
 
 @both
+def test_a_relative_path_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Save) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory, array = aliased()
+    tr.save("0", {"other": np.ones(3)})
+    for step in (1, 2):
+        save(f"{step}", {"frozen": array, "trained": jnp.full(300, step)}, base=f"{step - 1}")
+        memory += 1
+    assert as_saved("2")
+
+
+@both
 def test_another_array_with_the_same_bytes_is_compared(tmp_path: Path, save: Save) -> None:
     memory, array = aliased()
     save(tmp_path / "a", {"frozen": array}, base=first_of(tmp_path))

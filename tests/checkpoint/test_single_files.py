@@ -42,6 +42,16 @@ def test_arrays_in_each_form(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.msgpack", "c.safetensors"]
 
 
+@pytest.mark.parametrize("name", ["c.safetensors", "c.msgpack"])
+def test_a_save_that_fails_leaves_no_folders(tmp_path: Path, name: str) -> None:
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        treering.save(tmp_path / "new" / "folders" / name, ARRAYS, progress=fail)
+    assert not list(tmp_path.iterdir())
+
+
 def test_kinds_in_a_safetensors_file(tmp_path: Path) -> None:
     tree = JAX | {"n": np.arange(3), "s": np.float32(2)}
     treering.save(tmp_path / "c.safetensors", tree)

@@ -51,6 +51,15 @@ def item(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / "plain_zarr2", tmp_path / "item"))
 
 
+def test_an_opened_item_is_the_same_wherever_the_program_goes(item: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(item.parent)
+    with treering.open(item.name) as opened:
+        monkeypatch.chdir("/")
+        for key, array in _expected("expected.npz").items():
+            if key not in ("step", "lr"):
+                assert _same(opened[key.replace(".", "/")], array), key
+
+
 def _change(place: Path, **members: Any) -> None:
     node = json.loads((place / "_METADATA").read_bytes())
     (place / "_METADATA").write_text(json.dumps(node | members))

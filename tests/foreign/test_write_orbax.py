@@ -174,6 +174,12 @@ def test_what_is_at_the_path_stays(tmp_path: Path) -> None:
     assert sorted(place.name for place in tmp_path.iterdir()) == ["ckpt", "made"]
 
 
+def test_a_path_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"w\\udcff' leads to a path that is no UTF-8"):
+        treering.export(f"{tmp_path}/w\udcff", {"w": np.ones(2)}, to="orbax")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_bucket_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setenv(name, "none")

@@ -45,6 +45,14 @@ def test_an_index_comes_back(index: Index) -> None:
     assert data.isascii()
 
 
+def test_a_header_that_no_memory_holds() -> None:
+    index = index_of(["w"], [F32], [0], [[(0, None)]])
+    file = dataclasses.replace(index.files[0], header=1 << 42, nbytes=(1 << 42) + index.chunks.nbytes[0])
+    chunks = dataclasses.replace(index.chunks, offset=[1 << 42])
+    with pytest.raises(CorruptError, match="4398046511104 are its header"):
+        parse_index(encode_index(dataclasses.replace(index, files=[file], chunks=chunks)))
+
+
 @quick(150)
 @given(indexes(), st.data())
 def test_every_byte_is_under_the_digest(index: Index, data: st.DataObject) -> None:

@@ -13,10 +13,11 @@ import pytest
 import treering
 from tests import faults, limits
 from tests.folders import names
+from treering import serialization
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder
 from treering._store.posix.reading import LocalFile
-from treering.errors import CorruptError, NotFoundError, StoreError
+from treering.errors import CorruptError, NoMemoryError, NotFoundError, StoreError
 
 CONTENT = random.Random(0).randbytes(200_000)
 
@@ -42,6 +43,17 @@ def test_reading_by_position(path: Path) -> None:
         assert file.size == len(CONTENT)
         for offset, count in ((0, 0), (0, 1), (5, 100_000), (199_999, 1), (200_000, 0), (0, 200_000)):
             assert file.read(offset, count) == CONTENT[offset : offset + count]
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="it reads by seeking")
+def test_more_bytes_than_the_memory_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.msgpack.gz"
+    path.write_bytes(serialization.to_compressed_bytes({"w": CONTENT}))
+    size = path.stat().st_size
+    faults.fail(monkeypatch, os, "pread", MemoryError(), when=lambda _, count, at: count == size)
+    for read in (treering.load, treering.open, treering.verify, treering.inspect):
+        with pytest.raises(NoMemoryError, match=r"there is not enough memory for 195 KiB of '.*a\.msgpack\.gz'"):
+            read(path)
 
 
 @pytest.mark.usefixtures("system")

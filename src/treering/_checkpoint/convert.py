@@ -40,7 +40,7 @@ from treering._format.index import Index, LeafType
 from treering._format.selection import drop_leaves, require_part, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.api import asking
-from treering._store.resolve import require_outside, require_path, resolved
+from treering._store.resolve import absolute, require_outside, require_path, resolved
 from treering._tree.flatten import flatten
 from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
@@ -129,15 +129,15 @@ def convert_opened(
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         metadata = dict(options.describe(opened.index)) if options.describe else _metadata_of(opened.index)
         save = dataclasses.replace(save, metadata=metadata)
-        watch = _StillThere(opened, source)
+        watch, there = _StillThere(opened, source), absolute(save.path)  # a callback may change the current folder
         try:
             written = _write(mapped, writer, save, options, watch)
         except (CorruptError, NotFoundError):
             watch.claim()  # what was replaced is neither damaged nor lost
             raise
     if written is not None:
-        _require_equal(save, written)
-    elif (found_damage := verify_bytes(save.path, None)).findings:
+        _require_equal(dataclasses.replace(save, path=there), written)
+    elif (found_damage := verify_bytes(there, None)).findings:
         raise CorruptError(f"{save.shown!r} was written and does not verify: {found_damage.findings[0].problem}")
 
 

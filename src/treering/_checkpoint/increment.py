@@ -41,6 +41,7 @@ from treering._plan import increment as shares
 from treering._plan.increment import BEGUN, NO_BOXES, SHARED, OlderBoxes, Share
 from treering._store.api import Store, Version
 from treering._store.open_folder import OpenFolder, find_index_at
+from treering._store.resolve import absolute
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, contains, whole
 from treering._values.checksums import digest, pack_checksums
@@ -99,6 +100,8 @@ def note_arrays(path: Path, index: Index, held: Held) -> None:
         held: its arrays.
     """
     if held.arrays:
+        with contextlib.suppress(TreeringError):  # the current folder is gone
+            path = absolute(path)  # as that of a base is
         arrays = {index.keys[number]: ref for number, ref in held.arrays.items()}
         others = [noted for noted in tuple(_NOTED) if noted[0].path != path]
         _NOTED[:] = [(older_boxes(path, index), arrays, _version_at(path)), *others][:_KEPT]

@@ -28,7 +28,7 @@ from treering._format.listing import LeafRecord, Listing, list_index
 from treering._store.api import Reader, remembered, require_range
 from treering._store.failures import naming
 from treering._store.open_folder import OpenedFiles
-from treering._store.resolve import find_at, is_seen, located, names_at, open_file, opened_store, resolved
+from treering._store.resolve import absolute, find_at, is_seen, located, names_at, open_file, opened_store, resolved
 from treering._values.boxes import Box, boxes_of_range, size_of
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
@@ -107,7 +107,7 @@ class FolderFiles:
     """
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
-        self.place = place
+        self.place = absolute(place)  # the program may change its current folder
         self._inside = resolved(place)
         self._open: dict[str, Reader] = {}
         self._files = files

@@ -43,7 +43,7 @@ from treering._format.selection import Selection, select
 from treering._format.structure import build, key_text, walk
 from treering._plan.chunks import chunk_shape
 from treering._store.api import StagedFolder
-from treering._store.resolve import is_folder, new_folder, require_paths, require_space
+from treering._store.resolve import is_folder, new_folder, require_paths, require_space, resolved
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import join_key, split_key
@@ -160,7 +160,7 @@ def require_place(save: SaveOptions) -> None:
     """Refuse a bucket, to which nothing is renamed when it is whole, and a folder of another form.
 
     Raises:
-        UnsupportedError: the path leads to a bucket.
+        UnsupportedError: the path leads to a bucket, or is no UTF-8, as all paths of TensorStore's are.
         ExistsError, FormatError, LinkRefusedError, StoreError: as `refuse_other_form`.
     """
     commands = ["treering convert SOURCE folder --to orbax"]
@@ -168,6 +168,11 @@ def require_place(save: SaveOptions) -> None:
         commands.append(f"{copy} folder {save.shown}")
     hint = f"write it to a folder on disk, and copy that into the bucket: {'; '.join(commands)}"
     require_paths(save.path, f"{save.shown!r} is in a bucket, and the form orbax is written to disk alone", hint)
+    try:
+        os.fspath(resolved(save.path)).encode()
+    except UnicodeEncodeError as error:
+        what = f"{save.shown!r} leads to a path that is no UTF-8, as it has to be for TensorStore, which writes it"
+        raise UnsupportedError(what, hint="choose another path") from error
     refuse_other_form(save.path, "orbax")
 
 

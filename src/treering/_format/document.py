@@ -57,6 +57,7 @@ _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length
 _SHOWN_KEYS: Final = 4
 _DATA_NAME: Final = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 _ALIGNMENT: Final = 4096
+_LARGEST_HEADER: Final = 2 << 30  # as of an index, which says the same of each leaf
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
 _EMBEDDED_FORM: Final = dataclasses.replace(INDEX_FORM, version=2, also=())
 _IS_FIRST: Final = f'{{"treering": {INDEX_FORM.version}, '.encode()
@@ -223,7 +224,7 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
     elif name or node.get("digest") is not None:
         raise CorruptError(f"{what} names another file, {name[:100]!r}")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
-    if not 0 < header <= nbytes < LIMIT or header % _ALIGNMENT:
+    if not 0 < header <= nbytes < LIMIT or header % _ALIGNMENT or header > _LARGEST_HEADER:
         raise CorruptError(
             f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header"
         )

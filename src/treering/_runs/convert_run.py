@@ -28,7 +28,7 @@ from treering._runs.folder import RunFolder
 from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path
 from treering._store.api import asking
 from treering._store.failures import naming_file
-from treering._store.resolve import located, require_outside, resolved
+from treering._store.resolve import absolute, located, require_outside, resolved
 from treering._values.checksums import digest
 from treering._values.human import steps_text
 
@@ -154,6 +154,7 @@ def _convert_steps(
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
         raise errors.UnsupportedError(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
     require_outside(source, save.path, save.shown)
+    save = dataclasses.replace(save, path=absolute(save.path))  # a callback may change the current folder
     if not (numbers := steps()):
         raise errors.NotFoundError(f"the run {shown!r} has no step yet")
     made_of: dict[int, Conversion | None] = {}

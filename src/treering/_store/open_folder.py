@@ -16,7 +16,7 @@ from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Rea
 from treering._store.failures import naming, with_errno
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
-from treering._store.resolve import find_at, is_on_disk, open_file, opened_store
+from treering._store.resolve import absolute, find_at, is_on_disk, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize, shown_names
 from treering.errors import BusyError, CorruptError, DataFileMissingError, FormatError, LinkRefusedError, NotFoundError
@@ -272,6 +272,7 @@ class OpenedFiles:
             CorruptError: it is another one than when the file was opened for the first time.
         """
         version = file.version
+        path = absolute(path) if is_on_disk(path) else path  # the program may change its current folder
         if (known := self._versions.setdefault(path, version)) is not version and known != version:
             raise CorruptError(f"{os.fspath(path)!r} was replaced while the tree was being read", hint="read it again")
 

@@ -327,6 +327,16 @@ def test_nothing_stays_open(leaves: Path) -> None:
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
+def test_a_file_goes_where_it_is_meant_to_however_deep(tmp_path: Path) -> None:
+    # Deeper than the number of folders that stay open: the way to the one closes those on the way to the other.
+    parts, to = ("staged", *"a" * 99), ("moved", *"a" * 99)
+    put(tmp_path, "/".join((*parts, "0")), b"1")
+    tmp_path.joinpath(*to).mkdir(parents=True)
+    with FolderTree(Folder(str(tmp_path)), str(tmp_path)) as tree:
+        tree.replace(parts, "0", to, "0")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path.joinpath(*to, "0")]
+
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="there is no syncfs")
 
 

@@ -166,7 +166,7 @@ class FolderTree(Closable):
         """Rename a file or a folder, in the place of a file or an empty folder that is there."""
         with self._lock:
             target, end = self._at(to).place(new)
-            source, start = self._at(parts).place(name)
+            source, start = self._at(parts, kept=to).place(name)
             os.replace(source, target, src_dir_fd=start, dst_dir_fd=end)
             self._forget((*parts, name))
             self._forget((*to, new))
@@ -292,8 +292,8 @@ class FolderTree(Closable):
             for job in jobs:
                 sync(job)
 
-    def _at(self, parts: Parts) -> Folder:
-        """Return a folder, opened from the nearest one that is open."""
+    def _at(self, parts: Parts, kept: Parts = ()) -> Folder:
+        """Return a folder, opened from the nearest one that is open; the one that is ``kept`` stays open on the way."""
         if parts == self._latest and parts in self._open:
             return self._open[parts]
         self._latest = parts
@@ -314,7 +314,7 @@ class FolderTree(Closable):
             if folder.FROM_DESCRIPTOR:  # else only the path tells where it is, and has to be looked at again
                 self._open[parts[:count]] = here
                 if len(self._open) > _KEPT_OPEN:
-                    self._close(next(iter(self._open)))
+                    self._close(next(known for known in self._open if known != kept))
         return here
 
     def _forget(self, parts: Parts) -> None:

@@ -16,8 +16,8 @@ from treering._store.api import Reader, require_range
 from treering._store.crew import map_together
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import READ, Folder, require_file
-from treering._values.human import pluralize
-from treering.errors import CorruptError, LinkRefusedError, StoreError
+from treering._values.human import bytes_text, pluralize
+from treering.errors import CorruptError, LinkRefusedError, NoMemoryError, StoreError
 
 # How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
 # https://huggingface.co/docs/huggingface_hub/guides/manage-cache
@@ -123,6 +123,7 @@ class LocalFile(Reader):
 
         Raises:
             CorruptError: the file does not have them.
+            NoMemoryError: the memory is too small for them.
             StoreError: the system refuses.
         """
         require_range(self, offset, count)
@@ -190,6 +191,9 @@ class LocalFile(Reader):
                 return os.read(self._descriptor, count)
         except OSError as error:
             raise StoreError.of(error, self.path, "read") from error
+        except MemoryError as error:
+            what = f"there is not enough memory for {bytes_text(count)} of {os.fspath(self.path)!r}"
+            raise NoMemoryError(what) from error
 
     def _read_some_into(self, offset: int, views: list[memoryview]) -> int:
         if not hasattr(os, "preadv"):

@@ -272,11 +272,15 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int, *, new: bool 
     shown = os.fspath(path)
     with naming(shown, "write"):
         target = resolved(shown)
-        make_folder(os.path.dirname(target))
-        with StagedFile(target, shown, new=new) as staged:
-            descriptors.require_space(staged.descriptor, size)
-            write_content(staged.descriptor, buffers, size)
-            staged.commit()
+        made = make_folder(os.path.dirname(target))
+        try:
+            with StagedFile(target, shown, new=new) as staged:
+                descriptors.require_space(staged.descriptor, size)
+                write_content(staged.descriptor, buffers, size)
+                staged.commit()
+        except BaseException:  # an interrupt too; raised again below
+            remove_folders(made)
+            raise
 
 
 BLOCK_BYTES = 2 << 20
