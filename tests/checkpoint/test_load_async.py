@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -123,6 +124,14 @@ def test_a_wait_may_end_before_it(path: str) -> None:
         pending.result(timeout=0.01)
     go.set()
     assert pending.result(timeout=60)["step"] == 7
+
+
+def test_a_wait_may_be_longer_than_a_lock_can_wait(path: str) -> None:
+    for timeout in (math.inf, 1e10):
+        go = threading.Event()
+        pending = tr.load_async(path, timeout=1e10, progress=lambda done, total, go=go: go.wait(60))  # type: ignore[misc]
+        threading.Timer(0.1, go.set).start()
+        assert pending.result(timeout)["step"] == 7
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

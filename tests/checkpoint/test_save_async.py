@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import math
 import pathlib
 import re
 import threading
@@ -399,6 +400,16 @@ def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path: Path) -> None
     held[0].result(PATIENCE)
     first.result(PATIENCE)
     said[0].result(PATIENCE)
+
+
+def test_a_time_to_wait_that_is_no_number_is_over_at_once(tmp_path: Path) -> None:
+    with gate() as closed:
+        pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=closed)
+        with pytest.raises(TimedOutError, match="within nan s"):
+            pending.result(math.nan)
+        with pytest.raises(TimedOutError, match="within nan s"):
+            treering.Run(tmp_path / "x").wait(math.nan)
+    pending.result(PATIENCE)
 
 
 def test_a_result_that_was_interrupted_can_be_asked_for_again(tmp_path: Path) -> None:

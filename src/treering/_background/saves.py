@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Generic, TypeVar
@@ -107,7 +108,8 @@ class PendingLoad(Generic[T]):
         """
         self._require_own()
         try:
-            self._told = self._future.exception(timeout) is not None
+            most = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+            self._told = self._future.exception(most) is not None
         except TimeoutError:
             what = f"the load of {self._shown!r} is not done within {timeout:g} s"
             raise TimedOutError(what, hint="it goes on") from None

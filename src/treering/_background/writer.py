@@ -528,7 +528,7 @@ class Writer:
         while not writes_here() and (jobs := self.of(path)):
             what = f"the save to {jobs[0].shown!r} is not done"
             self._require_progress(what)
-            if (left := end - time.monotonic()) <= 0:
+            if not (left := end - time.monotonic()) > 0:
                 raise TimedOutError(f"{what} within {timeout:g} s", hint="it goes on")
             self._changed.wait(lambda: not self.of(path), min(left, timing.current.writer_pause))
 
