@@ -185,7 +185,6 @@ class SaveJob(Watch):
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, CancelledError))
             self.stage = SaveStage.ENDED
-        _here.writes = False
         self.moved_at = time.monotonic()
         self._waiters.notify()
 
@@ -466,6 +465,7 @@ class Writer:
         job.tell(error)
         with self._lock:
             job.end(error)
+            _here.writes = False
             if error is None or job.forgiven:
                 self.excuse(job.run, before=job)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
