@@ -228,6 +228,30 @@ def test_the_end_of_a_program_gives_up_all_of_them_at_once(programs: Programs) -
     assert time.monotonic() - start < 45
 
 
+INTERRUPTED = """
+import sys, time
+import treering as tr
+from torture.interrupted import Strike
+tr.load_async(sys.argv[1]).result()
+for at in range(1, 400):
+    try:
+        with Strike("place", at):
+            tr.load_async(sys.argv[1], timeout=30).result()
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_load_that_an_interrupt_kept_from_beginning(
+    programs: Programs, tmp_path: Path
+) -> None:
+    tr.save(tmp_path / "ckpt", {"step": 7})
+    start = time.monotonic()
+    run = programs.run("-c", INTERRUPTED, str(tmp_path / "ckpt"))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert time.monotonic() - start < 25
+
+
 def test_many_at_once_from_many_threads(path: str) -> None:
     found: list[Any] = []
 
