@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -125,6 +126,14 @@ def test_a_wait_may_end_before_it(path: str) -> None:
     assert pending.result(timeout=60)["step"] == 7
 
 
+def test_a_wait_may_be_longer_than_a_lock_can_wait(path: str) -> None:
+    for timeout in (math.inf, 1e10):
+        go = threading.Event()
+        pending = tr.load_async(path, timeout=1e10, progress=lambda done, total, go=go: go.wait(60))  # type: ignore[misc]
+        threading.Timer(0.1, go.set).start()
+        assert pending.result(timeout)["step"] == 7
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore")
 def test_a_fork_has_no_result(path: str) -> None:
@@ -217,6 +226,30 @@ def test_the_end_of_a_program_gives_up_all_of_them_at_once(programs: Programs) -
     run = programs.run("-c", MANY)
     assert (run.returncode, run.stderr) == (0, "")
     assert time.monotonic() - start < 45
+
+
+INTERRUPTED = """
+import sys, time
+import treering as tr
+from torture.interrupted import Strike
+tr.load_async(sys.argv[1]).result()
+for at in range(1, 400):
+    try:
+        with Strike("place", at):
+            tr.load_async(sys.argv[1], timeout=30).result()
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_load_that_an_interrupt_kept_from_beginning(
+    programs: Programs, tmp_path: Path
+) -> None:
+    tr.save(tmp_path / "ckpt", {"step": 7})
+    start = time.monotonic()
+    run = programs.run("-c", INTERRUPTED, str(tmp_path / "ckpt"))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert time.monotonic() - start < 25
 
 
 def test_many_at_once_from_many_threads(path: str) -> None:

@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import math
 import pathlib
 import re
 import threading
@@ -29,6 +30,7 @@ from treering.errors import (
     ExistsError,
     MismatchError,
     NotFoundError,
+    SaveFailedWarning,
     StoreError,
     TimedOutError,
     TreeringError,
@@ -399,6 +401,40 @@ def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path: Path) -> None
     held[0].result(PATIENCE)
     first.result(PATIENCE)
     said[0].result(PATIENCE)
+
+
+def test_the_thread_that_writes_does_not_wait_for_itself_after_a_step_that_failed(tmp_path: Path) -> None:
+    run = treering.Run(tmp_path / "run", on_save_error="warn")
+    (tmp_path / "run").touch()
+    said: list[str] = []
+
+    def progress(done: int, total: int) -> None:
+        with pytest.warns(SaveFailedWarning):
+            run.save(1, {"x": 1})
+        with pytest.raises(TreeringError) as raised:
+            held[0].result(1)
+        said.append(str(raised.value))
+
+    held: list[Any] = []
+    with gate() as closed:
+        save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
+        held.append(save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress))
+        closed.open()
+    held[0].result(PATIENCE)
+    assert all("cannot wait" in one for one in said)
+    assert said
+    (tmp_path / "run").unlink()
+    run.save(2, {"x": 2}).result()
+
+
+def test_a_time_to_wait_that_is_no_number_is_over_at_once(tmp_path: Path) -> None:
+    with gate() as closed:
+        pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=closed)
+        with pytest.raises(TimedOutError, match="within nan s"):
+            pending.result(math.nan)
+        with pytest.raises(TimedOutError, match="within nan s"):
+            treering.Run(tmp_path / "x").wait(math.nan)
+    pending.result(PATIENCE)
 
 
 def test_a_result_that_was_interrupted_can_be_asked_for_again(tmp_path: Path) -> None:

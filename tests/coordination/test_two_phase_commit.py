@@ -525,10 +525,11 @@ def test_a_damaged_note_is_waited_out_and_then_named() -> None:
     assert "its message cannot be read (the message of process 0 is not JSON in ASCII" in message(meeting.run()[1])
 
 
-def test_a_damaged_note_that_is_written_anew() -> None:
+@pytest.mark.parametrize("note", [b"{}", rb'{"stage":"written","who":"h","payload":"\u00e9"}'])
+def test_a_damaged_note_that_is_written_anew(note: bytes) -> None:
     meeting = Meeting()
     for name in (prepare_name(JOB), vote_name(ATTEMPT, 1), vote_name(ATTEMPT, 0), decision_name(ATTEMPT)):
-        meeting.notes[name] = b"{}"
+        meeting.notes[name] = note
     meeting.follow(1, 2)
     meeting.lead(2, at=2.0)
     assert meeting.run() == {0: None, 1: None}

@@ -14,6 +14,7 @@ import _thread
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from treering._background.writer import PendingSave, SaveJob, Writer, release_frames
 from treering._coordination.messages import Failure
+from treering._store.crew import Latch
 from treering._store.resolve import resolved
 from treering.errors import CancelledError, MismatchError, TimedOutError, TreeringError
 
@@ -87,8 +89,11 @@ class PendingLoad(Generic[T]):
     def __init__(self, shown: str, timeout: float) -> None:
         from concurrent.futures import Future  # who loads in the foreground does without
 
-        self._future: Future[T] = Future()
+        self._future: Future[T] = Future()  # for `await` alone: an interrupt in a wait for it could keep its lock
         self._future.set_running_or_notify_cancel()
+        self._ended = Latch()
+        self._trees: list[T] = []
+        self._error: BaseException | None = None
         self._shown = shown
         self._timeout = timeout
         self._owner = os.getpid()
@@ -106,17 +111,17 @@ class PendingLoad(Generic[T]):
             TreeringError: what ``load`` raises.
         """
         self._require_own()
-        try:
-            self._told = self._future.exception(timeout) is not None
-        except TimeoutError:
-            what = f"the load of {self._shown!r} is not done within {timeout:g} s"
-            raise TimedOutError(what, hint="it goes on") from None
-        return self._future.result()
+        if not self._ended.wait(timeout):
+            raise TimedOutError(f"the load of {self._shown!r} is not done within {timeout:g} s", hint="it goes on")
+        if self._error is not None:
+            self._told = True
+            raise self._error
+        return self._trees[0]
 
     def done(self) -> bool:
         """Tell whether it has ended, well or not; without waiting."""
         self._require_own()
-        return self._future.done()
+        return self._ended.is_set()
 
     def __await__(self) -> Generator[Any, None, T]:
         import asyncio
@@ -125,7 +130,7 @@ class PendingLoad(Generic[T]):
         try:
             return (yield from asyncio.wrap_future(self._future).__await__())
         finally:  # who was cancelled has heard nothing
-            self._told = self._told or self._future.done()
+            self._told = self._told or self._ended.is_set()
 
     def _require_own(self) -> None:
         """Refuse to answer in a fork, in which nothing goes on."""
@@ -140,9 +145,14 @@ class PendingLoad(Generic[T]):
         except BaseException as raised:  # noqa: BLE001 - whoever waits for the load gets it
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
             release_frames(error)
+            _loads.add(self)  # where there was no thread, nobody has
+            self._error = error
+            self._ended.set()
             self._future.set_exception(error)
         else:
             _loads.discard(self)
+            self._trees.append(result)
+            self._ended.set()
             self._future.set_result(result)
 
     def _require_wanted(self) -> None:
@@ -155,13 +165,12 @@ class PendingLoad(Generic[T]):
 
     def wait_for_end(self, since: float) -> None:
         """Wait until it has ended, for its timeout since a moment of the monotonic clock: jax goes down next."""
-        with contextlib.suppress(TimeoutError):
-            error = self._future.exception(max(0.0, since + self._timeout - time.monotonic()))
-            self._told = isinstance(error, CancelledError) or self._told
+        if self._ended.wait(since + self._timeout - time.monotonic()):
+            self._told = isinstance(self._error, CancelledError) or self._told
 
     def untold(self) -> str:
         """Return why it failed, where nobody was told; no text for any other."""
-        error = None if self._told or not self._future.done() else self._future.exception()
+        error = None if self._told else self._error
         failed = f"the load of {self._shown!r} failed, and its error was never raised"
         return f"{failed}: {error_text(error)}" if error else ""
 
@@ -178,10 +187,10 @@ def begin_load(work: Callable[[Callable[[], None]], T], *, shown: str, timeout: 
     # One call of C each, which no other thread sees half done.
     _loads.difference_update([load for load in tuple(_loads) if load.done() and not load.untold()])
     pending = PendingLoad[T](shown, timeout)
-    _loads.add(pending)
     try:
-        # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
-        _thread.start_new_thread(pending.run, (work,))
+        # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it, and the end of
+        # the program would wait for what was counted and never began.
+        _loads.update(itertools.compress([pending], map(_thread.start_new_thread, [pending.run], [(work,)])))
     except RuntimeError:  # the interpreter goes down, or the system has no more threads
         pending.run(work)
     return pending

@@ -185,7 +185,6 @@ class SaveJob(Watch):
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, CancelledError))
             self.stage = SaveStage.ENDED
-        _here.writes = False
         self.moved_at = time.monotonic()
         self._waiters.notify()
 
@@ -466,6 +465,7 @@ class Writer:
         job.tell(error)
         with self._lock:
             job.end(error)
+            _here.writes = False
             if error is None or job.forgiven:
                 self.excuse(job.run, before=job)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
@@ -528,7 +528,7 @@ class Writer:
         while not writes_here() and (jobs := self.of(path)):
             what = f"the save to {jobs[0].shown!r} is not done"
             self._require_progress(what)
-            if (left := end - time.monotonic()) <= 0:
+            if not (left := end - time.monotonic()) > 0:
                 raise TimedOutError(f"{what} within {timeout:g} s", hint="it goes on")
             self._changed.wait(lambda: not self.of(path), min(left, timing.current.writer_pause))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import enum
 import functools
@@ -341,5 +340,5 @@ def _read_numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]
 def _decode_bytes(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # not in ASCII, too
         raise CorruptError(f"{what} holds bytes that are not base64") from None

@@ -132,7 +132,7 @@ class Waiters:
             self._waiting.append(woken)  # first, so that no change is missed
             try:
                 left = end - time.monotonic()
-                if ready() or left <= 0:
+                if ready() or not left > 0:  # not a number, too
                     return ready()
                 with contextlib.suppress(queue.Empty):
                     woken.get(timeout=min(left, threading.TIMEOUT_MAX))

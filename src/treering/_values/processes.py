@@ -7,6 +7,7 @@ import enum
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -107,4 +108,4 @@ def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.e
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise UnsupportedError(f"{name} is {given!r:.100}, but must be a positive number of seconds")
-    return seconds
+    return min(seconds, threading.TIMEOUT_MAX)  # more than a lock can wait
