@@ -119,6 +119,16 @@ def test_one_client_for_a_bucket(keys: None, monkeypatch: pytest.MonkeyPatch) ->
     assert connect.connect(bucket_path("s3://b/a"))[0] is not found[0]
 
 
+def test_an_account_of_before_is_not_used_where_the_next_one_cannot_be(
+    keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect.connect(bucket_path("s3://b/a"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of\nanother")
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="AWS_SECRET_ACCESS_KEY has a line break"):
+            connect.connect(bucket_path("s3://b/a"))
+
+
 def test_options_of_s3() -> None:
     path = treering.bucket(
         "s3://b/runs",

@@ -165,7 +165,7 @@ class Connection:
             return self.client
         with _LOCK:
             while self.client is None or (self.given is None and self.environment != store_environment()):
-                self.environment = store_environment()
+                self.client, self.environment = None, store_environment()
                 self.client = _new_client(self)
             return self.client
 
