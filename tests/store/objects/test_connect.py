@@ -212,6 +212,18 @@ def test_options_are_said_once() -> None:
         treering.bucket(path, region="eu-west-3")
 
 
+def test_no_path_of_a_bucket_leads_to_the_disk(tmp_path: Path) -> None:
+    path = treering.bucket("s3://b/a", anonymous=True)
+    assert str(treering.bucket(path, "/c")) == str(treering.bucket("s3://b/a", "/c")) == "s3://b/a/c"
+    assert connect.connect(treering.bucket(path, "/c")) == (connect.connect(path)[0], "a/c")
+    with pytest.raises(UnsupportedError, match=r"'\.\.'"):
+        treering.bucket(path, "../c")
+    for joined in (path / str(tmp_path / "c"), bucket_path("s3://b/a") / str(tmp_path / "c")):
+        with pytest.raises(UnsupportedError, match="was made of a URL, and is none"):
+            treering.save(joined, {"a": 1})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda path: pickle.loads(pickle.dumps(path))])
 def test_a_copy_of_a_path_keeps_its_options(again: Callable[[Any], Any]) -> None:
     path = treering.bucket("s3://b/a", region="eu-west-1", anonymous=True)

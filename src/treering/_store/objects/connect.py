@@ -233,7 +233,7 @@ def bucket(
     if isinstance(place, BucketPath) and place.connection is not None:
         if options != BucketOptions():
             raise UnsupportedError(f"{str(place)!r} has options already", hint="pass its URL with all options")
-        return place / prefix
+        return cast("Connection", place.connection).path(str(bucket_path(f"{place}/{prefix}")))
     given = None if isinstance(place, str | os.PathLike) else place
     path = bucket_path(os.fspath(place)) if given is None else _path_of(given)
     _check(path, options, given)
