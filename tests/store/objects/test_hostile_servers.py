@@ -266,6 +266,7 @@ def test_a_panic_of_the_client_is_told_as_an_error() -> None:
     [
         {"timeout": float("inf")}, {"timeout": "3"}, {"timeout": 0}, {"timeout": float("nan")}, {"timeout": True},
         {"grace": float("nan")}, {"grace": -1}, {"grace": "1"}, {"storage_class": "COLD\r\nX: y"}, {"region": "a\n"},
+        {"timeout": 1e30}, {"timeout": 10**400}, {"grace": 10**400},
         {"kms_key": ""}, {"endpoint": "http://host:99999"}, {"endpoint": "http://[::1"}, {"endpoint": "http://u:p@host"},
     ],
 )  # fmt: skip
