@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import http.server
+import io
 import os
 import pickle
 import secrets
@@ -17,6 +19,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from email.message import Message
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import hypothesis.strategies as st
@@ -30,6 +33,7 @@ import treering as tr
 from tests import faults, limits
 from tests.buckets import ask_once
 from tests.command import inside
+from tests.store.objects.web_server import serving
 from treering._printable import hide_secrets
 from treering._store.failures import naming, with_errno
 from treering._store.objects import client as obstore_client
@@ -338,7 +342,31 @@ def test_no_redirect_leads_to_what_is_not_encrypted() -> None:
     for url in ("http://host/a", "ftp://host/a", "http://127.0.0.1:1/a"):
         with pytest.raises(urllib.error.HTTPError, match="not encrypted"):
             redirects.redirect_request(request, None, 302, "Found", Message(), url)
-    assert redirects.redirect_request(request, None, 302, "Found", Message(), "https://other/a") is not None
+    assert redirects.redirect_request(request, io.BytesIO(), 302, "Found", Message(), "https://other/a") is not None
+
+
+def test_a_redirect_whose_body_has_no_end_is_followed(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a.msgpack", {"w": 1})
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"{files.url}{self.path}")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(64):
+                    self.wfile.write(bytes(1 << 20))
+                read_all.append(True)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    read_all: list[bool] = []
+    with serving(tmp_path) as files, http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert tr.load(f"http://127.0.0.1:{server.server_port}/a.msgpack") == {"w": 1}
+        server.shutdown()
+    assert not read_all
 
 
 def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         if not newurl.lower().startswith("https://" if req.type == "https" else ("https://", "http://127.0.0.1:")):
             raise urllib.error.HTTPError(req.full_url, code, "it leads to a URL that is not encrypted", headers, fp)
+        fp.close()  # urllib reads all of it, and it may have no end
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
