@@ -318,14 +318,17 @@ class ObjectRoot:
             return self.place(path.parent).find(path.name) is not None
 
     def find(self, path: PurePath) -> Entry | None:
-        """Return the object at a path, or the place: a name that others begin with, or a bucket."""
+        """Return the object at a path, or the place: a name that others begin with, or a bucket.
+
+        An empty object is no file where it has the name of a place: Azure's Data Lake has such a one for each folder.
+        """
         client, key = self._connect(path)
         with naming(os.fspath(path), "read"):
-            if key and (found := requests.ask(client, requests.Head(key)).found) is not None:
-                return entry_of(path.name, found)
+            found = requests.ask(client, requests.Head(key)).found if key else None
             # A document is no place: that need not be asked.
-            there = not key or (path.suffix != ".json" and _holds_any(client, key))
-        return Entry(path.name, 0, 0.0, None, Kind.PLACE) if there else None
+            if not (found and found.size) and (not key or (path.suffix != ".json" and _holds_any(client, key))):
+                return Entry(path.name, 0, 0.0, None, Kind.PLACE)
+        return None if found is None else entry_of(path.name, found)
 
 
 def _warn_of(path: PurePath, why: str) -> None:
