@@ -54,9 +54,11 @@ def located(path: str | os.PathLike[str]) -> Path:
         >>> located("s3a://bucket/a/"), located("memory://a").name, located("runs/a").name
         (BucketPath('s3://bucket/a'), 'a', 'a')
     """
-    if isinstance(path, UrlPath):
-        return cast("Path", path)
     text = _text_of(path)
+    if isinstance(path, UrlPath):
+        if is_on_disk(text):
+            raise UnsupportedError(f"{text!r} was made of a URL, and is none", hint="join no name that begins with '/'")
+        return cast("Path", path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
         return _without_missing(path) if ".." in text else path
     if (scheme := scheme_of(text)) is None:

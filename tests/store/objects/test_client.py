@@ -176,6 +176,17 @@ def test_refusals_are_answers(
     assert client.perform(Put("a", b"one", ObjectVersion("1"))).status is status
 
 
+@pytest.mark.parametrize("name", ["get", "head", "put", "delete", "list", "list_with_delimiter_async"])
+def test_a_refusal_of_what_has_no_condition_is_an_error(
+    name: str, client: ObstoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fail(monkeypatch, name, PreconditionError(says("412 Precondition Failed")))
+    requests: dict[str, Request] = {"get": Get("a"), "head": Head("a"), "put": Put("a", b""), "delete": Delete(("a",))}
+    with pytest.raises(OSError, match=r"s3://bucket refuses it .*412") as caught:
+        client.perform(requests.get(name, List("", deep=name == "list")))
+    assert (len(calls), isinstance(caught.value, FileExistsError)) == (1, False)
+
+
 @pytest.mark.parametrize(
     ("error", "number", "match"),
     [

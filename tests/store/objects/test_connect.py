@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import re
 import subprocess
@@ -24,7 +25,7 @@ from treering._store.objects.client import ObstoreClient
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
 from treering._store.resolve import names_at, places_at, store_at
-from treering.errors import MissingExtraError, NotFoundError, TreeringError, UnsupportedError
+from treering.errors import MissingExtraError, NotFoundError, PermissionDeniedError, TreeringError, UnsupportedError
 
 stores: Any = pytest.importorskip("obstore.store")
 
@@ -94,6 +95,24 @@ def test_a_machine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
         assert time.monotonic() - start < 1.0
 
 
+@pytest.mark.parametrize("address", ["http://host:abc", "http://host:99999", "http://[::1", "http://a..b"])
+def test_an_address_that_is_none_gives_no_credentials(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", address)
+    with pytest.raises(PermissionDeniedError, match="no credentials"):
+        treering.load("s3://b/a")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="becomes another user")
+def test_the_home_of_another_user_has_no_credentials(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    try:
+        os.seteuid(65534)
+        with pytest.raises(PermissionDeniedError, match="no credentials"):
+            connect.require_credentials("gs", "gs://b", {"HOME": str(tmp_path)})
+    finally:
+        os.seteuid(0)
+
+
 def test_the_environment_is_read(keys: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving(tmp_path) as files:
         monkeypatch.setenv("AWS_ENDPOINT_URL", files.url)
@@ -117,6 +136,23 @@ def test_one_client_for_a_bucket(keys: None, monkeypatch: pytest.MonkeyPatch) ->
     assert connect.connect(bucket_path("s3://c/a"))[0] is not found[0]
     monkeypatch.setenv("AWS_REGION", "eu-west-3")
     assert connect.connect(bucket_path("s3://b/a"))[0] is not found[0]
+
+
+def test_an_account_of_before_is_not_used_where_the_next_one_cannot_be(
+    keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect.connect(bucket_path("s3://b/a"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of\nanother")
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="AWS_SECRET_ACCESS_KEY has a line break"):
+            connect.connect(bucket_path("s3://b/a"))
+
+
+@pytest.mark.parametrize("name", ["AWS_PROXY_URL", "AWS_ALLOW_HTTP", "AWS_READ_TIMEOUT"])
+def test_a_variable_that_obstore_does_not_take_is_told(name: str, keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "%zz")
+    with pytest.raises(UnsupportedError, match="'s3://b' cannot be opened so"):
+        treering.load("s3://b/a")
 
 
 def test_options_of_s3() -> None:
@@ -200,6 +236,18 @@ def test_options_are_said_once() -> None:
     assert connect.connect(treering.bucket(path, "c")) == (connect.connect(path)[0], "a/c")
     with pytest.raises(UnsupportedError, match="'s3://b/a' has options already; pass its URL with all options"):
         treering.bucket(path, region="eu-west-3")
+
+
+def test_no_path_of_a_bucket_leads_to_the_disk(tmp_path: Path) -> None:
+    path = treering.bucket("s3://b/a", anonymous=True)
+    assert str(treering.bucket(path, "/c")) == str(treering.bucket("s3://b/a", "/c")) == "s3://b/a/c"
+    assert connect.connect(treering.bucket(path, "/c")) == (connect.connect(path)[0], "a/c")
+    with pytest.raises(UnsupportedError, match=r"'\.\.'"):
+        treering.bucket(path, "../c")
+    for joined in (path / str(tmp_path / "c"), bucket_path("s3://b/a") / str(tmp_path / "c")):
+        with pytest.raises(UnsupportedError, match="was made of a URL, and is none"):
+            treering.save(joined, {"a": 1})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda path: pickle.loads(pickle.dumps(path))])

@@ -13,7 +13,8 @@ import treering
 from tests.buckets import MemoryBucket, forget, lead_to
 from tests.command import ended
 from treering import serialization
-from treering.errors import ExistsError, NotFoundError
+from treering.errors import ExistsError, FormatError, NotFoundError
+from treering.leaves import tree_serialize_leaves
 
 TREE = {"w": np.arange(30, dtype=np.float32).reshape(3, 10), "step": 7}
 
@@ -85,6 +86,22 @@ def test_an_object_with_the_name_of_the_place_and_one_that_stands_for_a_folder(u
     assert_tree(treering.load(f"{url}/a/ckpt"))
     assert treering.verify(f"{url}/a/ckpt").ok
     assert bucket.data("a/ckpt") == b"of somebody"
+
+
+def test_each_folder_may_have_an_empty_object_of_its_name(url: str, bucket: MemoryBucket) -> None:
+    for name in ("ckpt", "run", "run/step_00000001", "leaves", "nothing"):
+        bucket.put(name, b"")
+    treering.save(f"{url}/ckpt", TREE)
+    with treering.Run(f"{url}/run") as run:
+        run.save(1, TREE)
+    tree_serialize_leaves(f"{url}/leaves", TREE)
+    for name in ("ckpt", "run", "leaves"):
+        assert_tree(treering.load(f"{url}/{name}"))
+        assert treering.verify(f"{url}/{name}").ok
+        assert ended("doctor", f"{url}/{name}") == 0
+    assert ended("log", f"{url}/run") == 0
+    with pytest.raises(FormatError, match="it is empty"):
+        treering.load(f"{url}/nothing")
 
 
 def test_the_functions_of_checkpoints(url: str, tmp_path: Path) -> None:

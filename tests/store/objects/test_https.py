@@ -14,6 +14,7 @@ from tests import limits, warm
 from tests.command import ended
 from tests.store.objects.web_server import WebFiles, serving
 from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
+from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.serialization import load_from_file, save_to_file
 
 TREE: dict[str, Any] = {"w": np.arange(200_000, dtype=np.float32), "b": {"c": np.ones((3, 4), np.int8)}, "step": 7}
@@ -42,6 +43,15 @@ def test_a_checkpoint_is_loaded_by_ranges(files: WebFiles, tmp_path: Path) -> No
     assert treering.verify(url).ok
     assert treering.diff(url, tmp_path / "runs" / "my ckpt", values=True).differences == ()
     assert treering.inspect(url).nbytes == treering.inspect(tmp_path / "runs" / "my ckpt").nbytes
+
+
+def test_names_below_a_url_are_no_part_of_it(files: WebFiles, tmp_path: Path) -> None:
+    tree = {
+        name: np.full(3, number) for number, name in enumerate(("a?b", "50%", "a%20b", "c:d", "e#f", "g h", "\u00fc"))
+    }
+    tree_serialize_leaves(tmp_path / "my leaves", tree)
+    found = tree_deserialize_leaves(f"{files.url}/my%20leaves")
+    assert {name: leaf.tolist() for name, leaf in found.items()} == {name: tree[name].tolist() for name in tree}
 
 
 def test_the_web_is_read_without_obstore(files: WebFiles, tmp_path: Path) -> None:

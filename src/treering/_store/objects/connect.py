@@ -7,13 +7,12 @@ import dataclasses
 import functools
 import http.client
 import importlib
-import math
 import os
 import re
 import threading
 import urllib.parse
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Final, cast
 
 from treering._printable import kind_of
@@ -78,9 +77,9 @@ def require_credentials(scheme: str, bucket: str, environment: Mapping[str, str]
     if scheme == "gs":
         home = environment.get("APPDATA") if os.name == "nt" else environment.get("HOME")
         below = "gcloud" if os.name == "nt" else ".config/gcloud"
-        if Path(home or "/", below, "application_default_credentials.json").exists():
+        if os.path.exists(os.path.join(home or "/", below, "application_default_credentials.json")):
             return
-    with contextlib.suppress(OSError, http.client.HTTPException):
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
         if _machine_has_role(scheme, environment):
             return
     what = f"there are no credentials for {bucket!r}: neither the environment nor this machine has any"
@@ -114,6 +113,7 @@ def _ask(address: str, method: str, target: str, headers: dict[str, str]) -> str
 
 
 _TIMEOUT: Final = 30.0
+_LONGEST: Final = 1e9
 _OF_S3: Final = ("region", "kms_key", "requester_pays")
 _OF_STORES: Final = (*_OF_S3, "endpoint", "anonymous")
 _ENDPOINT: Final = re.compile(r"(?i:https?)://[^\s/]+(?:/\S*)?")
@@ -165,7 +165,7 @@ class Connection:
             return self.client
         with _LOCK:
             while self.client is None or (self.given is None and self.environment != store_environment()):
-                self.environment = store_environment()
+                self.client, self.environment = None, store_environment()
                 self.client = _new_client(self)
             return self.client
 
@@ -233,7 +233,7 @@ def bucket(
     if isinstance(place, BucketPath) and place.connection is not None:
         if options != BucketOptions():
             raise UnsupportedError(f"{str(place)!r} has options already", hint="pass its URL with all options")
-        return place / prefix
+        return cast("Connection", place.connection).path(str(bucket_path(f"{place}/{prefix}")))
     given = None if isinstance(place, str | os.PathLike) else place
     path = bucket_path(os.fspath(place)) if given is None else _path_of(given)
     _check(path, options, given)
@@ -314,6 +314,8 @@ def _new_client(known: Connection) -> Client:
     except ImportError as error:
         what = f"{known.url!r} is a bucket, and the package obstore is not installed"
         raise MissingExtraError(what, hint="pip install 'treering[cloud]'") from error
+    from treering._store.objects.client import ObstoreClient
+
     options = known.options
     try:
         if (store := known.given) is None:
@@ -321,14 +323,12 @@ def _new_client(known: Connection) -> Client:
         else:  # for the whole bucket: the path has its prefix
             more = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
             store = type(store)(config=config_of(store), client_options=store.client_options, **more)
+        timeout = _TIMEOUT if options.timeout is None else options.timeout
+        return ObstoreClient(store, known.url, timeout=timeout, storage_class=options.storage_class)
     except stores.BaseError as error:
         what = str(error).partition("\n")[0]
         hint = _NEEDED.get(known.url.partition("//")[0])
         raise UnsupportedError(f"{known.url!r} cannot be opened so: {what}", hint=hint) from error
-    from treering._store.objects.client import ObstoreClient
-
-    timeout = _TIMEOUT if options.timeout is None else options.timeout
-    return ObstoreClient(store, known.url, timeout=timeout, storage_class=options.storage_class)
 
 
 def _open(stores: Any, url: str, options: BucketOptions) -> Any:
@@ -422,9 +422,10 @@ def _check_values(options: BucketOptions) -> None:
     """Refuse what is no value of an option, at which obstore would panic or wait for ever."""
     for name, least in (("timeout", "more than 0"), ("grace", "0 or more")):
         value = getattr(options, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and value < _LONGEST
         if value is not None and not (is_number and (value > 0 or (name == "grace" and value == 0))):
-            raise UnsupportedError(f"{name}={value!r:.100} is no number of seconds", hint=f"pass one that is {least}")
+            hint = f"pass one that is {least}, and less than {_LONGEST:.0e}"
+            raise UnsupportedError(f"{name}={value!r:.100} is no number of seconds", hint=hint)
     for name in ("region", "storage_class", "kms_key"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, str) and _WORD.fullmatch(value)):

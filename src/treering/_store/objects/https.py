@@ -21,7 +21,7 @@ from treering._store.api import LARGEST_DOCUMENT, Entry, Kind, Reader
 from treering._store.failures import naming
 from treering._store.objects.repetition import RepeatingClient, ShortAnswer
 from treering._store.objects.requests import Answer, Get, Head, List, Listed, ObjectVersion, Range, Request, Status
-from treering._store.objects.store import ObjectRoot
+from treering._store.objects.store import ObjectRoot, ObjectStore
 from treering._store.objects.url import READ_ONLY, web_path
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import INDEX
@@ -140,6 +140,14 @@ class WebClient(RepeatingClient):
         return _body_of(name, response, wanted)
 
 
+class _WebPlace(ObjectStore):
+    """A place on a web server. A name in it is no part of a URL, as that of the place is."""
+
+    def key_of(self, name: str) -> str:
+        """Return the whole name, of which a server that reads a URL finds the file of that name."""
+        return super().key_of(name.replace("%", "%25").replace("?", "%3F"))
+
+
 class WebRoot(ObjectRoot):
     """All places on web servers. What nothing lists is a checkpoint where it has an index, else a file."""
 
@@ -156,7 +164,12 @@ class WebRoot(ObjectRoot):
                 if client.perform(Head(f"{key}/{INDEX}")).found is not None:
                     return Entry(path.name, 0, 0.0, None, Kind.PLACE)
         with naming(os.fspath(path), "read"):
-            return self.place(path.parent).find(path.name)
+            return super().place(path.parent).find(path.name)
+
+    def place(self, path: PurePath) -> ObjectStore:
+        """Return the store at a path, not opened yet."""
+        client, key = connect(path)
+        return _WebPlace(client, f"{key}/" if key else "", path)
 
     def open_file(self, path: PurePath) -> Reader:
         """Open a single file."""
@@ -164,7 +177,7 @@ class WebRoot(ObjectRoot):
         if not connect(path)[1]:
             raise NotFoundError(f"there is no checkpoint at the top of {os.fspath(path)!r}", hint=unlisted)
         try:
-            return super().open_file(path)
+            return super().place(path.parent).open_file(path.name)
         except NotFoundError as error:
             presigned = "a presigned URL is of one file: a checkpoint needs URLs without a query"
             error.hint = presigned if "?" in path.name else unlisted
@@ -185,6 +198,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         if not newurl.lower().startswith("https://" if req.type == "https" else ("https://", "http://127.0.0.1:")):
             raise urllib.error.HTTPError(req.full_url, code, "it leads to a URL that is not encrypted", headers, fp)
+        fp.close()  # urllib reads all of it, and it may have no end
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

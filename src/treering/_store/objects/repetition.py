@@ -297,6 +297,8 @@ class RepeatingClient:
                 continue  # with new credentials; what was denied has not happened
             if failure.cause not in PASSING:
                 self._silence = None
+                if failure.cause is Cause.REFUSED and not once:  # it says nothing about what is there
+                    failure = dataclasses.replace(failure, cause=Cause.INVALID, number=errno.EPROTO)
                 return failure.answer(self.shown, right)
             silence = self._note_silence(begun, what)
             pause = next(pauses) * (_FIRST_SLOW_PAUSE / FIRST_PAUSE if failure.slow_down else 1)

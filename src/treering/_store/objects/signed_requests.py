@@ -54,15 +54,15 @@ def list_past(store: Any, reopen: Callable[[str], Any], above: str, *, deep: boo
     deadline = time.monotonic() + seconds
     while (page := _page(store, reopen, query)) is not None:
         for tag, member in _entries(page):
-            name = member["Key" if tag == "Contents" else "Prefix"]
+            name = member.get("Key" if tag == "Contents" else "Prefix", "")
             if not _is_readable(name):
                 _tell_once(store.config["bucket"], name)
             elif tag != "Contents":
                 places.append(name.removesuffix("/"))
             elif name != above:
-                when = datetime.datetime.fromisoformat(member["LastModified"]).timestamp()
+                when = datetime.datetime.fromisoformat(member.get("LastModified", "")).timestamp()
                 version = ObjectVersion(member.get("ETag") or "")
-                listed.append(Listed(name.removesuffix("/"), int(member["Size"]), when, version))
+                listed.append(Listed(name.removesuffix("/"), int(member.get("Size", "")), when, version))
         token = page.findtext("{*}NextContinuationToken")
         if not token:
             return Answer(Status.DONE, listed=listed, places=places)

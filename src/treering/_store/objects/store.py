@@ -98,7 +98,7 @@ class ObjectStore(Store):
         """Return what is known of an object; None also of a place. The place itself is there."""
         if not name:
             return Entry(name, 0, 0.0, None, Kind.PLACE)
-        found = self._ask(requests.Head(self._prefix + name)).found
+        found = self._ask(requests.Head(self.key_of(name))).found
         return None if found is None else entry_of(name, found)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -107,15 +107,15 @@ class ObjectStore(Store):
 
     def open_file(self, name: str) -> ObjectReader:
         """Open an object for reading, with its first bytes."""
-        return ObjectReader(self.client, self._prefix + name, self.path / name)
+        return ObjectReader(self.client, self.key_of(name), self.path / name)
 
     def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
         """Return an object, at most its first ``most`` bytes; None where there is none."""
         whole = most >= api.LARGEST_DOCUMENT
-        answer = self._ask(requests.Get(self._prefix + name, None if whole else most))
+        answer = self._ask(requests.Get(self.key_of(name), None if whole else most))
         # The index of leaves has no digest; its records have.
         if whole and answer.data and name != LEAVES_INDEX and not is_whole(answer.data):
-            answer = self._ask(requests.Get(self._prefix + name))  # a bit may have changed on the way
+            answer = self._ask(requests.Get(self.key_of(name)))  # a bit may have changed on the way
         return None if answer.found is None else Document(answer.data, answer.found.version)
 
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
@@ -318,14 +318,17 @@ class ObjectRoot:
             return self.place(path.parent).find(path.name) is not None
 
     def find(self, path: PurePath) -> Entry | None:
-        """Return the object at a path, or the place: a name that others begin with, or a bucket."""
+        """Return the object at a path, or the place: a name that others begin with, or a bucket.
+
+        An empty object is no file where it has the name of a place: Azure's Data Lake has such a one for each folder.
+        """
         client, key = self._connect(path)
         with naming(os.fspath(path), "read"):
-            if key and (found := requests.ask(client, requests.Head(key)).found) is not None:
-                return entry_of(path.name, found)
+            found = requests.ask(client, requests.Head(key)).found if key else None
             # A document is no place: that need not be asked.
-            there = not key or (path.suffix != ".json" and _holds_any(client, key))
-        return Entry(path.name, 0, 0.0, None, Kind.PLACE) if there else None
+            if not (found and found.size) and (not key or (path.suffix != ".json" and _holds_any(client, key))):
+                return Entry(path.name, 0, 0.0, None, Kind.PLACE)
+        return None if found is None else entry_of(path.name, found)
 
 
 def _warn_of(path: PurePath, why: str) -> None:
