@@ -259,16 +259,21 @@ def map_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: 
     root: list[Any] = []
     # Each step maps one child into its parent's results, or rebuilds a node whose children are all mapped.
     steps: list[tuple[list[Any], Any, Trail, Callable[[list[Any]], Any] | None]] = [(root, tree, None, None)]
+    around: dict[int, Any] = {}  # the nodes themselves too, so that no id is given anew
     while steps:
         into, x, trail, rebuild = steps.pop()
         if rebuild is not None:
             into.append(rebuild(x))
+            around.popitem()
             continue
         stops = x is None or (is_leaf is not None and is_leaf(x))
         opened = None if stops else _open_node(x)
         if opened is None:
             into.append(f(unwind(trail), x))
             continue
+        if id(x) in around:
+            raise TooDeepError(f"{kind_of(x)} holds itself", path=unwind(trail))
+        around[id(x)] = x
         children, remake = opened
         mapped: list[Any] = []
         steps.append((into, mapped, trail, remake))
@@ -360,6 +365,8 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
                 answer, restorer, is_class = _begin(wanted, found, below)
                 if restorer is None:
                     names.pop()
+                elif len(restorers) > MAX_DEPTH:
+                    raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
                 else:
                     restorers.append(restorer)
                     in_class.append(below or is_class)
