@@ -489,7 +489,8 @@ def _check_keys(wanted: Iterable[str], state: Any) -> None:
 
 def _check_length(length: int, state: Any) -> None:
     # As in flax, whatever has a length of 0 is the state of no items.
-    if length == 0 and (state.shape[:1] == (0,) if isinstance(state, np.ndarray) else state in (b"", "", [], ())):
+    is_array = registry.has_shape_and_dtype(state)
+    if length == 0 and (state.shape[:1] == (0,) if is_array else state in (b"", "", [], ())):
         return
     _require_dict(NotItemsError, f"list of {pluralize(length, 'items')}", state)
     if len(state) != length:
