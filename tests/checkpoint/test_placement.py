@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,16 @@ def test_a_prefix_tree(tree_path: Path) -> None:
     assert found["dense"]["bias"].devices() == {jax.devices()[0]}
     assert found["norm"][1].sharding == NamedSharding(MESH, P())
     assert found["host"].sharding == rows
+
+
+def test_a_prefix_tree_of_a_deep_tree_costs_little(path: Path) -> None:
+    tree: Any = {}
+    for _ in range(300):
+        tree = {"a": tree, "b": jnp.ones(1)}
+    treering.save(path, tree)
+    start = time.process_time()
+    treering.load(path, shardings={"a": P(), "b": P()}, mesh=MESH)
+    assert time.process_time() - start < 3
 
 
 def test_shardings_of_the_tree_itself(tree_path: Path) -> None:

@@ -402,7 +402,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
 
 def _require_known(found: Mapping[tuple[str, ...], Any], known: Sequence[str]) -> None:
     """A mistyped key must not leave an array on the default device."""
-    heads = {split_key(key)[:end] for key in known for end in range(len(split_key(key)) + 1)}
+    heads = {path[:end] for path in map(split_key, dict.fromkeys(known)) for end in range(len(path) + 1)}
     for path in found:
         if path not in heads:
             meant = near("/".join(path), ["/".join(head) for head in heads])
