@@ -146,7 +146,14 @@ def flatten_like(like: Any) -> Flattened:
         >>> flatten_like({"w": jax.ShapeDtypeStruct((2,), "float32")}).kinds
         ['abstract']
     """
-    return _FlattenWalk(kind_in_target, kinds=KINDS | {jax.ShapeDtypeStruct: "abstract"}).over(like)
+    flat = _FlattenWalk(kind_in_target, kinds=KINDS | {jax.ShapeDtypeStruct: "abstract"}).over(like)
+    for number in [number for number, leaf in flat.opaque.items() if leaf.class_name in _TEXTS]:
+        flat.kinds[number] = flat.opaque.pop(number).class_name
+    return flat
+
+
+_TEXTS: Final = ("str", "bytes", "bytearray")
+"""Class names of what stands in an abstract tree for a text that lies in a data file."""
 
 
 @dataclasses.dataclass(slots=True)
