@@ -254,8 +254,16 @@ def structure_text(tree: Any) -> str:
         return "no jax structure: nested too deep for jax"
 
 
-def map_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
-    """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf."""
+def map_with_path(
+    f: Callable[[tuple[str, ...], Any], Any],
+    tree: Any,
+    is_leaf: Callable[[Any], bool] | None,
+    text: Callable[[Any], str] = str,
+) -> Any:
+    """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf.
+
+    ``text`` makes the parts of paths of dict keys.
+    """
     root: list[Any] = []
     # Each step maps one child into its parent's results, or rebuilds a node whose children are all mapped.
     steps: list[tuple[list[Any], Any, Trail, Callable[[list[Any]], Any] | None]] = [(root, tree, None, None)]
@@ -277,7 +285,7 @@ def map_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: 
         children, remake = opened
         mapped: list[Any] = []
         steps.append((into, mapped, trail, remake))
-        steps.extend((mapped, child, (trail, str(part)), None) for part, child in reversed(children.items()))
+        steps.extend((mapped, child, (trail, text(part)), None) for part, child in reversed(children.items()))
     return root[0]
 
 
