@@ -144,3 +144,22 @@ def test_large_texts_stay_in_a_file_in_gzip_form_too(tmp_path: Path) -> None:
     plain, packed = (treering.abstract(tmp_path / name) for name in ("a.msgpack", "a.msgpack.gz"))
     assert packed == plain
     assert isinstance(packed["text"], treering.checkpoint.OpaqueLeaf)
+
+
+@pytest.mark.parametrize("suffix", ["", ".msgpack", ".msgpack.gz"])
+def test_long_texts_and_states_are_loaded_like_what_stands_for_them(tmp_path: Path, suffix: str) -> None:
+    tree: dict[str, Any] = {"text": "é" * 5000, "raw": b"\0" * 5000}
+    path = tmp_path / f"ckpt{suffix}"
+    if suffix.endswith(".gz"):
+        path.write_bytes(to_compressed_bytes(tree))
+    else:
+        more = {"array": bytearray(5000), "data": treering.each({"at": "x" * 5000})} if not suffix else {}
+        treering.save(path, tree | more)
+    found = treering.load(path, treering.abstract(path))
+    assert {key: found[key] for key in tree} == tree
+    if not suffix:
+        assert found["array"] == bytearray(5000)
+        assert found["data"][0] == {"at": "x" * 5000}
+    treering.save(tmp_path / "other", {"text": 1})
+    with pytest.raises(MismatchError, match="text: wanted str, found int"):
+        treering.load(tmp_path / "other", treering.abstract(path, only="text"))

@@ -189,6 +189,27 @@ class Silent(Counter):
         raise AssertionError("asked for its state")
 
 
+class Shard:
+    """A key whose text has characters that no key text has, and one that has an address for its text."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text or object.__repr__(self)
+
+
+@pytest.mark.parametrize("key", [Shard("é"), Shard(None), np.str_("0x0123456789")], ids=["accent", "address", "digits"])
+def test_below_keys_of_any_class_each_process_gets_its_own(two: Together, tmp_path: Path, key: Any) -> None:
+    assert two.save(tmp_path / "a", lambda process: {key: {"data": tr.each({"next": process})}}) == [None, None]
+    (inner,) = tr.load(tmp_path / "a").values()
+    assert list(inner["data"]) == [{"next": 0}, {"next": 1}]
+    assert two.save(tmp_path / "b", lambda process: {key: {"data": tr.each(process)}, "w": 1}, only=["*/data"]) == [
+        None,
+        None,
+    ]
+
+
 def test_of_a_part_only_the_states_in_it_are_asked_for(together: Together, tmp_path: Path) -> None:
     def tree_of(process: int) -> Any:
         return {"w": np.arange(3), "a": tr.each(Counter(process)), "b": {"c": tr.each(Silent())}}

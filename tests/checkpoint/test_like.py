@@ -163,6 +163,26 @@ def test_all_differences_at_once(path: Path) -> None:
     assert text["weight"] == "unexpected, the checkpoint has float32[2]"
 
 
+class Names(list[str]):
+    """A list that no program has told jax of."""
+
+
+@pytest.mark.parametrize(
+    ("like", "wanted"),
+    [
+        (Names(["a"]), "a Names"),
+        ({1}, "a set"),
+        (abs, "a function or setting"),
+        (np.dtype("i1"), "a function or setting"),
+    ],
+    ids=repr,
+)
+def test_what_is_wanted_is_called_what_it_is(like: Any, wanted: str, path: Path) -> None:
+    treering.save(path, {"n": 3})
+    with pytest.raises(MismatchError, match=f"n: wanted {wanted}, found int"):
+        treering.load(path, {"n": like})
+
+
 def test_a_thousand_differences_are_all_there_and_the_message_is_short(path: Path) -> None:
     treering.save(path, {f"a{n}": n for n in range(1000)})
     with pytest.raises(MismatchError) as caught:

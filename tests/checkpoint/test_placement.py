@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,32 @@ def test_a_prefix_tree(tree_path: Path) -> None:
     assert found["dense"]["bias"].devices() == {jax.devices()[0]}
     assert found["norm"][1].sharding == NamedSharding(MESH, P())
     assert found["host"].sharding == rows
+
+
+class Axis(enum.Enum):
+    """A key that files know by its text."""
+
+    ROWS = 1
+
+
+@pytest.mark.parametrize(
+    "key", [("é", 1), (Axis.ROWS, 1), Axis.ROWS, b"raw", "a/b", np.str_("é"), np.int64(3)], ids=repr
+)
+def test_a_prefix_tree_names_dict_keys_of_any_class(key: Any, path: Path) -> None:
+    rows = NamedSharding(MESH, P("x"))
+    treering.save(path, {key: {"w": jnp.ones(8)}, "b": jnp.ones(3)})
+    found = treering.load(path, {key: {"w": jnp.ones(8)}, "b": 0 * jnp.ones(3)}, shardings={key: rows, "b": None})
+    assert found[key]["w"].sharding == rows
+
+
+def test_a_prefix_tree_of_a_deep_tree_costs_little(path: Path) -> None:
+    tree: Any = {}
+    for _ in range(300):
+        tree = {"a": tree, "b": jnp.ones(1)}
+    treering.save(path, tree)
+    start = time.process_time()
+    treering.load(path, shardings={"a": P(), "b": P()}, mesh=MESH)
+    assert time.process_time() - start < 3
 
 
 def test_shardings_of_the_tree_itself(tree_path: Path) -> None:

@@ -85,6 +85,17 @@ def test_floats_have_as_many_digits_as_they_need(tmp_path: Path) -> None:
     assert shown.tobytes() == values.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["M8", "M8[10ns]", "M8[999999999W]"])
+def test_dates_that_numpy_has_no_text_for_are_shown_as_numbers(tmp_path: Path, dtype: str) -> None:
+    dates = np.array([7, 2**62]).view(dtype)
+    path = saved(tmp_path / "ckpt", {"x": dates, "y": dates[1]})
+    assert printed(path, "x") == f"{np.array([7, 2**62])}\n"
+    assert printed(path, "y") == f"{2**62}\n"
+    assert json.loads(printed(path, "x", "--json"))["value"] == ["7", str(2**62)]
+    other = saved(tmp_path / "other", {"x": dates, "y": (dates.view("i8") - 1).view(dtype)[1]})
+    assert f"{2**62} in A, {2**62 - 1} in B" in here("diff", str(path), str(other), "--values", code=1).stdout
+
+
 def test_a_large_array_is_shown_by_its_edges(tmp_path: Path) -> None:
     array = np.arange(90_000.0).reshape(300, 300)
     path = saved(tmp_path / "ckpt", {"x": array})

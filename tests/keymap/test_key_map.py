@@ -326,3 +326,11 @@ def test_a_hostile_key_costs_time_in_proportion_to_it() -> None:
     start = time.process_time()
     assert pattern.match("x" * 200_000) is None
     assert time.process_time() - start < 2
+
+
+def test_a_map_of_a_rule_for_each_leaf_costs_time_in_proportion_to_them() -> None:
+    names = KeyMap([KeyRule(f"h.{number}.weight", f"h/{number}/kernel") for number in range(5000)])
+    leaves = [MapLeaf(f"h.{number}.weight", (2,), "int8") for number in range(5000)]
+    start = time.process_time()
+    assert len(names.plan(leaves).leaves) == 5000
+    assert time.process_time() - start < 8

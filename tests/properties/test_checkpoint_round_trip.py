@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import tempfile
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ def more_leaves() -> st.SearchStrategy[Any]:
     return st.one_of(leaves(big_endian=True, keys=True), leaves(big_endian=True, keys=True), rare)
 
 
+class Suit(enum.Enum):
+    """Of which files hold the text."""
+
+    HEARTS = 1
+
+
 def more_trees(leaf: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
     """Trees with every container, and dicts of every type of key."""
     key = st.recursive(
@@ -67,7 +74,11 @@ def more_trees(leaf: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[
         max_leaves=3,
     )
     inner = trees(leaf if leaf is not None else more_leaves(), max_leaves=8)
-    return st.one_of(inner, st.dictionaries(key, inner, max_size=4).filter(_texts_differ))
+    odd = st.sampled_from(
+        [Suit.HEARTS, (Suit.HEARTS, "é"), np.str_("é"), np.str_("0x0123456789"), np.str_("0x9876543210")]
+    )
+    keyed = st.dictionaries(key, inner, max_size=4).filter(_texts_differ)
+    return st.one_of(inner, keyed, st.dictionaries(odd, inner, max_size=3))
 
 
 def _texts_differ(tree: dict[Any, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tempfile
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.properties.strategies import (
 )
 from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering import serialization
+from treering.errors import TreeringError
 
 
 def assert_comes_back(restored: Any, tree: Any) -> None:
@@ -129,6 +131,19 @@ def test_jax_arrays_come_back_as_jax_arrays_on_request(tree: Any) -> None:
 @given(trees())
 def test_strict_accepts_the_tree_itself(tree: Any) -> None:
     assert_comes_back(serialization.from_bytes(tree, serialization.to_bytes(tree), strict=True), tree)
+
+
+@quick(100)
+@given(
+    st.one_of(trees(max_leaves=4), leaves()),
+    st.one_of(trees(max_leaves=4), st.sampled_from([[], (), {}, [0], Pair(0, 1), Plain(0, 1), Box(0, 1)])),
+    st.booleans(),
+)
+def test_into_the_structure_of_another_tree_it_is_a_tree_or_an_error_of_ours(
+    tree: Any, other: Any, to_jax: bool
+) -> None:
+    with contextlib.suppress(TreeringError):
+        serialization.from_bytes(other, serialization.to_bytes(tree), to_jax=to_jax)
 
 
 @quick(40)

@@ -165,6 +165,23 @@ def test_an_empty_array_of_an_impossible_shape_is_refused(shape: tuple[int, ...]
         serialization.msgpack_restore(msgpack.packb({"a": msgpack.ExtType(1, inner)}))
 
 
+def test_an_empty_array_that_numpy_cannot_make_of_the_largest_items_is_refused() -> None:
+    inner = msgpack.packb(((0, 2**58), "complex256", b""))
+    with pytest.raises(CorruptError, match="impossible"):
+        serialization.msgpack_restore(msgpack.packb({"a": msgpack.ExtType(1, inner)}))
+
+
+@pytest.mark.parametrize("target", [[], ()], ids=str)
+@pytest.mark.parametrize("leaf", [np.float32(1), np.ones(3, np.float32), np.ones((), np.float32)], ids=repr)
+def test_an_array_or_a_scalar_in_the_place_of_no_items_is_told(target: Any, leaf: Any) -> None:
+    data = serialization.to_bytes({"a": leaf})
+    for to_jax in (False, True):
+        with pytest.raises(MismatchError, match="0 items"):
+            serialization.from_bytes({"a": target}, data, to_jax=to_jax)
+        empty = serialization.to_bytes({"a": np.ones((0, 2), np.float32)})
+        assert serialization.from_bytes({"a": target}, empty, to_jax=to_jax) == {"a": target}
+
+
 def test_a_key_without_text_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="has no text"):
         serialization.to_bytes({10**5000: 1})

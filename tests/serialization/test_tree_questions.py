@@ -13,6 +13,7 @@ import pytest
 from tests.properties.strategies import Box, Pair, Plain, Point
 from tests.trees import assert_same, assert_same_structure
 from treering import serialization
+from treering.errors import TreeringError
 from treering.tree import tree_bytes, tree_map_with_path, tree_size
 
 TREE = {"a": np.zeros((2, 3), np.float32), "b": [jnp.ones(4, jnp.bfloat16), 7, None], "c": Pair("text", np.int8(1))}
@@ -83,6 +84,24 @@ def test_a_deep_tree_is_mapped() -> None:
     while isinstance(mapped, list):
         (mapped,) = mapped
     assert mapped == 5000
+
+
+def test_a_tree_that_holds_itself_is_told() -> None:
+    tree: dict[str, Any] = {"w": 1, "inner": [{}]}
+    tree["inner"][0]["again"] = tree["inner"]
+    with pytest.raises(TreeringError, match="a list holds itself") as caught:
+        tree_map_with_path(lambda path, leaf: leaf, tree)
+    assert caught.value.path == ("inner", "0", "again")
+    twice = {"a": (), "b": [(), ((),)]}
+    twice["c"] = twice["b"]
+    assert tree_map_with_path(lambda path, leaf: leaf, twice) == twice
+
+
+def test_a_target_and_a_state_that_hold_themselves_are_told() -> None:
+    tree: dict[str, Any] = {}
+    tree["again"] = tree
+    with pytest.raises(TreeringError, match="deep"):
+        serialization.from_state_dict(tree, tree)
 
 
 @pytest.mark.parametrize(

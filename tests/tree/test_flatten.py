@@ -219,6 +219,15 @@ def test_keys_of_other_classes_stand_there_as_text() -> None:
     assert head.keys[3].class_name == "builtins.tuple"
 
 
+def test_digits_of_a_text_are_no_address() -> None:
+    keys = [np.str_("0x0123456789"), np.str_("0x9876543210"), ("0x0123456789", Color.RED), ("step at 0x1", Color.RED)]
+    head = flatten(dict.fromkeys(keys, 0)).tokens[0]
+    assert isinstance(head, Container)
+    texts = ["0x0123456789", "0x9876543210", "('0x0123456789', Color.RED)", "('step at 0x1', Color.RED)"]
+    assert [key.text for key in head.keys] == texts
+    assert flatten({object(): 0}).keys == ["<object>"]
+
+
 def test_mappings_whose_keys_are_no_text_have_them_beside_their_fields() -> None:
     mappings: list[Any] = [collections.OrderedDict, freeze, functools.partial(collections.defaultdict, list)]
     for mapping in mappings:

@@ -129,6 +129,17 @@ def test_times_are_not_cut(before: str, after: str, kept: bool) -> None:
         cast_array(np.array([2**40], "M8[s]"), np.dtype("M8[ns]"))
 
 
+@pytest.mark.parametrize(("before", "after"), [
+    ("M8", "M8[Y]"), ("M8[s]", "M8[as]"), ("m8[s]", "m8[as]"), ("M8[as]", "M8[s]"), ("M8[10ns]", "M8[Y]")
+])  # fmt: skip
+def test_times_of_which_numpy_makes_none_in_the_other_unit_are_refused(before: str, after: str) -> None:
+    nothing, last = np.iinfo("i8").min, np.iinfo("i8").max
+    assert np.isnat(cast_array(np.array([nothing, nothing]).view(before), np.dtype(after))).all()
+    with pytest.raises(NotKept, match="at index") as caught:
+        cast_array(np.array([nothing, last]).view(before), np.dtype(after))
+    assert caught.value.index == (1,)
+
+
 def test_a_cast_takes_memory_for_a_block_beside_the_result() -> None:
     array = np.arange(2**21, dtype=np.int64).reshape(2, -1)
     tracemalloc.start()

@@ -127,9 +127,11 @@ def _array_text(view: ArrayView, parts: list[Selected], *, everything: bool) -> 
     """Print an array as numpy does, with as many digits as its values need; a large one by its edges."""
     import numpy as np
 
+    from treering._values.casts import showable
+
     size = math.prod(len(part) for part in parts if not isinstance(part, int))
     abridged = size > _MOST_ITEMS and not everything
-    array = _edges(view, parts) if abridged else _read(view, parts)
+    array = showable(_edges(view, parts) if abridged else _read(view, parts))
     if not array.shape:
         return str(array[()])
     if not array.size:
@@ -168,7 +170,9 @@ def _plain(array: NDArray[Any]) -> Any:
 
         return _plain(np.stack([array.real, array.imag], axis=-1))
     if array.dtype.kind in "mM" or array.dtype.itemsize > 8:  # noqa: PLR2004
-        return array.astype(str).tolist()
+        from treering._values.casts import showable
+
+        return showable(array).astype(str).tolist()
     return array.tolist()
 
 

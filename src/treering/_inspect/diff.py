@@ -457,6 +457,8 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
     """Compare two arrays of one dtype and shape, block by block."""
     import numpy as np
 
+    from treering._values.casts import showable
+
     differing = items = done = 0
     where: tuple[int, ...] = ()
     sides: list[str] = []
@@ -469,7 +471,8 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
                 where = tuple(int(at) + side.start for at, side in zip(inner, box, strict=True))
                 pair = left[inner], right[inner]
                 # Two NaNs look the same, and their bits differ.
-                sides = _tell_apart(pair, list(map(str, pair)), lambda item: f"0x{item.tobytes()[::-1].hex()}")
+                texts = [str(showable(item)) for item in pair]
+                sides = _tell_apart(pair, texts, lambda item: f"0x{item.tobytes()[::-1].hex()}")
             differing += int(unequal.sum())
         done += left.nbytes
         report(done)

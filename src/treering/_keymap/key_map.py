@@ -195,10 +195,14 @@ class _Planner:
         dropped: list[int] = []
         unnamed: list[str] = []
         patterns = [(rule, n, pattern) for rule in rules for n, pattern in enumerate(rule.sources)]
+        # A map may have a rule for each leaf: those of plain keys are looked up, and None has the others.
+        places: dict[str | None, list[int]] = {None: []}
+        for place, (*_, pattern) in enumerate(patterns):
+            places.setdefault(None if pattern.captures else pattern.render({}), []).append(place)
         for number, leaf in enumerate(self._leaves):
             found = [
                 (rule, n, captures)
-                for rule, n, pattern in patterns
+                for rule, n, pattern in map(patterns.__getitem__, sorted(places[None] + places.get(leaf.key, [])))
                 if (captures := pattern.match(leaf.key)) is not None
             ]
             if any(not (rule.rest or rule.copy) for rule, *_ in found):

@@ -23,6 +23,7 @@ from treering._format.index import MAX_LEVELS, LeafType, TreeColumns, leaf_bytes
 from treering._format.structure import build, key_text, register_node
 from treering._printable import kind_of
 from treering._tree.flatten import flatten
+from treering._tree.static_values import key_value
 from treering._values.dtypes import check_writable, lookup, numpy_dtype
 from treering._values.human import pluralize
 from treering._values.keys import GlobSet, escape_part, split_key
@@ -246,7 +247,7 @@ def by_first(items: Mapping[Place, Any]) -> dict[Any, dict[Place, Any]]:
 
 def key_of(place: Place) -> str:
     """Return the key text of a place."""
-    return "/".join(escape_part(key_text(name)) for name in place)
+    return "/".join(escape_part(key_text(key_value(name))) for name in place)
 
 
 def hold_states(tree: Any, count: int, only: Sequence[str] | None = None) -> tuple[Any, dict[str, bytes]]:
@@ -290,7 +291,7 @@ def _keeps(globs: GlobSet, place: Place) -> bool:
         MismatchError: they keep a part of them.
     """
     state = globs.start
-    for part in map(key_text, place):
+    for part in (key_text(key_value(name)) for name in place):
         if globs.accepted(state):
             return True
         state = globs.step(state, part)

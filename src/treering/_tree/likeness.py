@@ -20,6 +20,7 @@ from treering._printable import MOST_LINES, kind_of, list_lines, printable, shor
 from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
 from treering._tree.registry import is_typed_key, key_dtype, key_impl
 from treering._tree.state_dict import shown_key, suggest
+from treering._tree.static_values import SETTINGS
 from treering._values.dtypes import is_kind_kept, lookup, number_rank, numpy_dtype
 from treering._values.human import build_mismatch, pluralize
 from treering._values.keys import join_key, split_key
@@ -147,7 +148,9 @@ def wanted_text(like: Any, like_kind: str) -> str:
         return "`...`"
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
         return f"{np.dtype(like.dtype).name}{list(like.shape)}"
-    return kind_of(like) if like_kind in ("none", "opaque") else like_kind
+    if like_kind == "opaque" and not (callable(like) or isinstance(like, (OpaqueLeaf, *SETTINGS))):
+        return kind_of(like)
+    return "None" if like_kind == "none" else "a function or setting" if like_kind == "opaque" else like_kind
 
 
 AS_SAVED: Final = "as saved"

@@ -15,9 +15,11 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from treering._format.structure import key_text
 from treering._printable import kind_of, list_lines, printable
 from treering._tree.registry import open_pytree_node
 from treering._tree.state_dict import map_with_path
+from treering._tree.static_values import key_value
 from treering._values.human import build_mismatch, join_first, near, pluralize
 from treering._values.keys import split_key
 from treering._values.telemetry import warn_of
@@ -386,7 +388,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
         found[path] = leaf  # a model mapped to shardings still holds its functions: they matter where an array is
         return leaf
 
-    map_with_path(note, tree, is_placement)
+    map_with_path(note, tree, is_placement, lambda key: key_text(key_value(key)))
     _require_known(found, known)
 
     def choose(key: str, aval: jax.ShapeDtypeStruct) -> Any:
@@ -402,7 +404,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
 
 def _require_known(found: Mapping[tuple[str, ...], Any], known: Sequence[str]) -> None:
     """A mistyped key must not leave an array on the default device."""
-    heads = {split_key(key)[:end] for key in known for end in range(len(split_key(key)) + 1)}
+    heads = {path[:end] for path in map(split_key, dict.fromkeys(known)) for end in range(len(path) + 1)}
     for path in found:
         if path not in heads:
             meant = near("/".join(path), ["/".join(head) for head in heads])

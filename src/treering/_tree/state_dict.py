@@ -254,25 +254,38 @@ def structure_text(tree: Any) -> str:
         return "no jax structure: nested too deep for jax"
 
 
-def map_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
-    """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf."""
+def map_with_path(
+    f: Callable[[tuple[str, ...], Any], Any],
+    tree: Any,
+    is_leaf: Callable[[Any], bool] | None,
+    text: Callable[[Any], str] = str,
+) -> Any:
+    """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf.
+
+    ``text`` makes the parts of paths of dict keys.
+    """
     root: list[Any] = []
     # Each step maps one child into its parent's results, or rebuilds a node whose children are all mapped.
     steps: list[tuple[list[Any], Any, Trail, Callable[[list[Any]], Any] | None]] = [(root, tree, None, None)]
+    around: dict[int, Any] = {}  # the nodes themselves too, so that no id is given anew
     while steps:
         into, x, trail, rebuild = steps.pop()
         if rebuild is not None:
             into.append(rebuild(x))
+            around.popitem()
             continue
         stops = x is None or (is_leaf is not None and is_leaf(x))
         opened = None if stops else _open_node(x)
         if opened is None:
             into.append(f(unwind(trail), x))
             continue
+        if id(x) in around:
+            raise TooDeepError(f"{kind_of(x)} holds itself", path=unwind(trail))
+        around[id(x)] = x
         children, remake = opened
         mapped: list[Any] = []
         steps.append((into, mapped, trail, remake))
-        steps.extend((mapped, child, (trail, str(part)), None) for part, child in reversed(children.items()))
+        steps.extend((mapped, child, (trail, text(part)), None) for part, child in reversed(children.items()))
     return root[0]
 
 
@@ -360,6 +373,8 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
                 answer, restorer, is_class = _begin(wanted, found, below)
                 if restorer is None:
                     names.pop()
+                elif len(restorers) > MAX_DEPTH:
+                    raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
                 else:
                     restorers.append(restorer)
                     in_class.append(below or is_class)
@@ -482,7 +497,8 @@ def _check_keys(wanted: Iterable[str], state: Any) -> None:
 
 def _check_length(length: int, state: Any) -> None:
     # As in flax, whatever has a length of 0 is the state of no items.
-    if length == 0 and (state.shape[:1] == (0,) if isinstance(state, np.ndarray) else state in (b"", "", [], ())):
+    is_array = registry.has_shape_and_dtype(state)
+    if length == 0 and (state.shape[:1] == (0,) if is_array else state in (b"", "", [], ())):
         return
     _require_dict(NotItemsError, f"list of {pluralize(length, 'items')}", state)
     if len(state) != length:

@@ -304,8 +304,8 @@ def key_value(key: object) -> Any:
         text = str(key)
         if not isinstance(key, str):
             # In it may be the repr of a text, which shows a character or escapes it as the version of Python knows it.
-            text = text.encode("ascii", "backslashreplace").decode("ascii")
-    return ForeignKey(class_name(type(key)), ADDRESS.sub("", text))
+            text = ADDRESS.sub("", text.encode("ascii", "backslashreplace").decode("ascii"))
+    return ForeignKey(class_name(type(key)), text)
 
 
 def _refuse_sets(key: object) -> None:

@@ -44,7 +44,7 @@ class NotKept(Exception):
 
     def __str__(self) -> str:
         long = isinstance(self.value, int) and self.value.bit_length() > _SHOWN_BITS
-        text = f"an int of {self.value.bit_length()} bits" if long else f"the value {self.value!s}"
+        text = f"an int of {self.value.bit_length()} bits" if long else f"the value {showable(self.value)!s}"
         return f"{text} at index {list(self.index)}" if self.index else text
 
 
@@ -117,8 +117,8 @@ def cast_array(
             except TypeError:
                 # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
                 after[...] = before.astype(np.float32)
-            except OverflowError:  # a time that has no number in the other unit
-                after[...] = [None if _overflows(item, dtype) else item for item in before]
+            except (OverflowError, ValueError):
+                after[...] = _convert_times(before, dtype)
             changed = _find_changes(before, after)
             if changed.any():
                 first = int(changed.argmax())
@@ -167,10 +167,34 @@ def _always_keeps(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
     return before.kind == after.kind and before.itemsize <= after.itemsize
 
 
+def showable(x: Any) -> Any:
+    """Return an array or an item of one; where numpy has no text for a date in it, the numbers of all.
+
+    Example:
+        >>> dates = np.array([5], "int64").view("datetime64")  # five of no unit
+        >>> str(showable(dates)), str(showable(dates[0])), str(showable(dates.view("datetime64[Y]")))
+        ('[5]', '5', "['1975']")
+    """
+    if getattr(getattr(x, "dtype", None), "kind", "") == "M":
+        try:
+            np.datetime_as_string(x)
+        except (ValueError, OverflowError):
+            return x.view(np.int64)
+    return x
+
+
+def _convert_times(times: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return times in another unit; NaT where one has no number in it."""
+    try:
+        return times.astype(dtype)
+    except (OverflowError, ValueError):
+        return np.array([None if _overflows(item, dtype) else item for item in times], dtype)
+
+
 def _overflows(item: Any, dtype: np.dtype[Any]) -> bool:
     try:
         np.asarray(item).astype(dtype)
-    except OverflowError:
+    except (OverflowError, ValueError):
         return True
     return False
 
@@ -178,7 +202,8 @@ def _overflows(item: Any, dtype: np.dtype[Any]) -> bool:
 def _find_changes(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
     """Tell of each item whether it became another by more than rounding."""
     if before.dtype.kind in "mM":
-        return np.asarray((after.astype(before.dtype) != before) & ~(np.isnat(before) & np.isnat(after)))
+        back = _convert_times(after, before.dtype)
+        return np.asarray((back != before) & ~(np.isnat(before) & np.isnat(after)))
     if after.dtype.kind == "c":
         imaginary = _find_changes(before.imag, after.imag) if before.dtype.kind == "c" else np.False_
         return np.asarray(_find_changes(before.real, after.real) | imaginary)

@@ -171,7 +171,7 @@ class Window:
 
 
 _LONGEST_DIM: Final = 2**63 - 1
-_MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, still a signed 64-bit number
+_MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, no signed 64-bit number any more
 
 
 class UnknownDtypeError(FormatError, TypeError):
@@ -228,7 +228,7 @@ def _shape(window: Window, at: int) -> tuple[tuple[int, ...], int]:
 
 def possible(shape: Sequence[int]) -> bool:
     """Tell whether numpy can make an array of this shape: it multiplies the other axes even where one is 0."""
-    return 0 not in shape or math.prod(dim or 1 for dim in shape) <= _MOST_ITEMS
+    return 0 not in shape or math.prod(dim or 1 for dim in shape) < _MOST_ITEMS
 
 
 class NotChunkedError(CorruptError, KeyError):
