@@ -131,6 +131,17 @@ def background() -> Iterator[str]:
     yield f"| `save_async` of A: time that training steps lose | {own} | Orbax {orbax} |"
 
 
+def small_leaves() -> Iterator[str]:
+    """What trees of thousands of leaves of 1 KiB cost."""
+    yield from _head("many")
+    for workload, words in (("1k", "1,000"), ("10k", "10,000")):
+        for group, call, peer in (("save", "save", "safetensors + fsync"), ("load", "load", "safetensors")):
+            place = f"many; {workload}; {group}"
+            yield f"| `{call}` of {words} leaves | {_of(place)('treering; time')} | {_beside(place, peer)} |"
+    place = "many; 10k; open, one leaf"
+    yield f"| `open` of 10,000, and one leaf | {_of(place)('treering; time')} | {_beside(place, 'safetensors')} |"
+
+
 def where_measured() -> Iterator[str]:
     """One row for each run: when, where, and by which command."""
     yield "| command | date | machine | versions |"
@@ -150,6 +161,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "table of checkpoints": checkpoints,
     "table of serialization": serialization,
     "table of the background": background,
+    "table of small leaves": small_leaves,
     "table of runs": where_measured,
 }
 """What a mark can name beside the place of one figure."""
