@@ -16,7 +16,7 @@ import treering as tr
 from tests.drawn import drawn
 from tests.run.schedules import Job
 from tests.run.test_cadence import cadences
-from treering.errors import MismatchError
+from treering.errors import ExistsError, MismatchError
 from treering.rules import SaveEvery
 
 ALONE_AND_TOGETHER = pytest.mark.parametrize("count", [1, 3])
@@ -310,3 +310,11 @@ def test_a_loop_that_goes_back_saves_the_steps_that_it_saved_before(tmp_path: Pa
     run.wait()
     assert run.steps() == saved
     assert all(run.load(step) == {"step": -step} for step in wanted)
+
+
+def test_a_refused_step_back_changes_nothing_of_what_is_due(tmp_path: Path) -> None:
+    run = tr.Run(tmp_path / "run", save_every=SaveEvery(steps=3))
+    assert run.save(1, {"step": 1}, force=True)
+    with pytest.raises(ExistsError):
+        run.save(0, {"step": 0}, force=True)
+    assert [step for step in range(2, 8) if run.save(step, {"step": step})] == [3, 6]

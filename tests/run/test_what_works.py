@@ -53,9 +53,9 @@ _REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         lambda at: tr.save(at / "new", TREE, base=at / "one.safetensors"), UnsupportedError, "a single file"),
     "base for a single file": (
         lambda at: tr.save(at / "new.msgpack", TREE, base=at / "ckpt"), UnsupportedError, "a single file"),
-    "base of leaves": (lambda at: tr.save(at / "new", TREE, base=at / "leaves"), UnsupportedError, "no checkpoint"),
+    "base of leaves": (lambda at: tr.save(at / "new", TREE, base=at / "leaves"), UnsupportedError, "not a checkpoint"),
     "base in the background": (
-        lambda at: tr.save_async(at / "new", TREE, base=at / "leaves").result(), UnsupportedError, "no checkpoint"),
+        lambda at: tr.save_async(at / "new", TREE, base=at / "leaves").result(), UnsupportedError, "not a checkpoint"),
     "base that is not there": (lambda at: tr.save(at / "new", TREE, base=at / "no"), NotFoundError, "base="),
     "base for leaves": (
         lambda at: tree_serialize_leaves(at / "new", TREE, base=at / "leaves"),  # type: ignore[call-arg]

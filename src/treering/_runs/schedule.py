@@ -130,6 +130,7 @@ class SaveSchedule:
             counted_from = None if self._cadence is None else latest()
             self._step = step - 1 if counted_from is None else counted_from
             self._since = self._clock()
+        before = self._step, self._since
         if step < self._step:  # the loop goes back: what is saved from here on counts
             self._step = step - 1
         told = (self._signals.watching and self._signals.hear_preemption()) or self._is_due
@@ -153,7 +154,7 @@ class SaveSchedule:
             self._is_due = False
         self.unsaved = None if decision.save else ((self.unsaved or (step, step))[0], step)
         if decision.save:
-            self._before = self._step, self._since
+            self._before = before
             self._step, self._since = step, self._clock()
         return decision
 
