@@ -300,7 +300,7 @@ class PendingSave:
         In a job of processes the others are told, and fail with ``CancelledError`` or ``ProcessFailedError``.
 
         Returns:
-            Whether it is stopped: then the path stays as it was, and `result` raises ``CancelledError``. Else it is
+            Whether it is stopped, so that the path stays as it was and `result` raises ``CancelledError``. Else it is
             committed or being committed, or it has failed.
         """
         return self._job.cancel()
