@@ -9,6 +9,7 @@ import errno
 import functools
 import pickle
 from pathlib import Path
+from typing import Any
 
 import treering
 from treering import errors
@@ -108,7 +109,8 @@ def test_each_error_is_an_attribute_of_the_module_and_documented() -> None:
 def test_an_error_of_the_system_says_which_in_another_process_too() -> None:
     for code in (errno.ENOSPC, errno.EACCES, errno.ENOENT):
         error = errors.StoreError.of(OSError(code, "no"), "a.msgpack", "write")
-        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-            assert isinstance(again, OSError)
+        others: list[Any] = [pickle.loads(pickle.dumps(error)), copy.copy(error)]
+        assert all(isinstance(again, OSError) for again in others)
+        for again in others:
             assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
             assert (again.errno, again.filename, again.strerror) == (code, "a.msgpack", "no")

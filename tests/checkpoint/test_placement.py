@@ -231,7 +231,8 @@ class Axis(enum.Enum):
 def test_a_prefix_tree_names_dict_keys_of_any_class(key: Any, path: Path) -> None:
     rows = NamedSharding(MESH, P("x"))
     treering.save(path, {key: {"w": jnp.ones(8)}, "b": jnp.ones(3)})
-    found = treering.load(path, {key: {"w": jnp.ones(8)}, "b": 0 * jnp.ones(3)}, shardings={key: rows, "b": None})
+    like: Any = {key: {"w": jnp.ones(8)}, "b": 0 * jnp.ones(3)}
+    found = treering.load(path, like, shardings={key: rows, "b": None})
     assert found[key]["w"].sharding == rows
 
 
