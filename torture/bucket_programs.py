@@ -394,7 +394,8 @@ def load(world: World, place: str) -> Steps[bytes | str]:
             if len(set(pieces)) != 1:
                 raise Violation(f"{attempt.attempt} is read as a mixture of {set(pieces)}")
             return pieces[0]
-        if world.now() < began + world.grace:
+        # Once a newer version's index was replaced by one that cannot read it, the key no longer says that these wait.
+        if attempt.listed and world.now() < began + world.grace:
             raise Violation(f"data of {attempt.attempt} are gone before the grace of a reader is over")
         broken = attempt.attempt
     return "busy"
