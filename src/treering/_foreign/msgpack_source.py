@@ -18,6 +18,7 @@ from treering._codec.compression import GZIP_MAGIC, gzip_decompress
 from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
 from treering._format.index import Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
+from treering._format.structure import flatten_nodes
 from treering._printable import show_path
 from treering._store.api import Reader
 from treering._store.open_folder import OpenedFiles
@@ -222,22 +223,15 @@ def index_records(root: Any) -> Index:
 
 def _flatten(state: Any) -> tuple[list[Token], list[str], list[Any]]:
     """Return the containers, keys and leaves of nested dicts, lists and tuples, in order."""
-    from treering._foreign.foreign_tree import count_leaf
+    root: tuple[Trail, Any] = (None, state)
+    structure, found = flatten_nodes([root], _open_node)
+    return structure, [join_key(unwind(trail)) for trail, _ in found], [leaf for _, leaf in found]
 
-    structure: list[Token] = []
-    keys: list[str] = []
-    leaves: list[Any] = []
-    pending: list[tuple[Trail, Any]] = [(None, state)]
-    while pending:
-        trail, value = pending.pop()
-        if isinstance(value, dict | list | tuple):
-            names = tuple(value) if isinstance(value, dict) else tuple(range(len(value)))
-            children = value.values() if isinstance(value, dict) else value
-            structure.append(Container(node=type(value).__name__, keys=names))
-            below = [((trail, str(name)), child) for name, child in zip(names, children, strict=True)]
-            pending.extend(reversed(below))
-            continue
-        keys.append(join_key(unwind(trail)))
-        leaves.append(value)
-        count_leaf(structure)
-    return structure, keys, leaves
+
+def _open_node(item: tuple[Trail, Any]) -> tuple[Container, Iterator[tuple[Trail, Any]]] | None:
+    trail, value = item
+    if not isinstance(value, dict | list | tuple):
+        return None
+    children = value if isinstance(value, dict) else dict(enumerate(value))
+    head = Container(node=type(value).__name__, keys=tuple(children))
+    return head, (((trail, str(name)), child) for name, child in children.items())
