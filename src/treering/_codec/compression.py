@@ -36,7 +36,7 @@ class ChunkReader:
         >>> file.take(2)
         Traceback (most recent call last):
         ...
-        treering.errors.CorruptError: a chunk file is cut short; use another copy of the file
+        treering.errors.CorruptError: a chunk file is damaged: it is cut short; use another copy of the file
     """
 
     __slots__ = ("_read", "left")
@@ -50,11 +50,9 @@ class ChunkReader:
 
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes. Raises ``CorruptError`` where there are fewer."""
-        if count > self.left:
-            raise cut_short_error()
-        data = self._read(count)
+        data = self._read(count) if count <= self.left else b""
         if len(data) != count:
-            raise cut_short_error()
+            raise damaged_error("it is cut short")
         self.left -= count
         return data
 
@@ -85,16 +83,6 @@ def fill(target: memoryview, pieces: Iterable[bytes]) -> None:
 def damaged_error(reason: object) -> CorruptError:
     """Return the error for a file that its codec cannot undo."""
     return CorruptError(f"a chunk file is damaged: {reason}", hint=DAMAGED)
-
-
-def cut_short_error() -> CorruptError:
-    """Return the error for a file that ends too early."""
-    return CorruptError("a chunk file is cut short", hint=DAMAGED)
-
-
-def overlong_error() -> CorruptError:
-    """Return the error for a file that goes on behind its compressed data."""
-    return CorruptError("a chunk file has extra bytes after its compressed data", hint=DAMAGED)
 
 
 def wrong_size_error(found: str, target: memoryview) -> CorruptError:
@@ -300,7 +288,7 @@ def _in_place(file: ChunkReader, target: memoryview) -> None:
     if reader.read(1):
         raise wrong_size_error("more", target)
     if not frame.is_given:
-        raise overlong_error()
+        raise damaged_error("extra bytes follow its compressed data")
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -361,6 +349,6 @@ class _ZstdFrame:
         self._part = data[at:]
         self._left = max(0, at - len(data))
         if self._is_last and self._left < self._file.left + len(self._part):
-            raise overlong_error()
+            raise damaged_error("extra bytes follow its compressed data")
         if not self._file.left and (self._left or not self._is_last):
-            raise cut_short_error()
+            raise damaged_error("it is cut short")
