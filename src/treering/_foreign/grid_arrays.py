@@ -89,7 +89,6 @@ class ForeignArrays:
         self._crcs = {number: leaf.crc for number, leaf in enumerate(given) if leaf.crc is not None}
         self._grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
         self._files = files
-        self._dtypes: dict[int, np.dtype[Any]] = {}
         self._compared: set[int] = set()
         self._comparing = threading.Lock()
         self._index = index
@@ -102,11 +101,8 @@ class ForeignArrays:
         """Do nothing: their headers were read when they were opened."""
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
-        """Return the dtype of what is stored of a leaf; thousands of leaves have few of them."""
-        number = self._index.leaf_types[leaf]
-        if (known := self._dtypes.get(number)) is None:
-            known = self._dtypes[number] = dtype_in(self._index, leaf)
-        return known
+        """Return the dtype of what is stored of a leaf."""
+        return dtype_in(self._index, leaf)
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
         """Return how a leaf lies; a chunk that has to be decoded is one block, since it is read whole."""
