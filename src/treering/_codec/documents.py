@@ -148,9 +148,6 @@ def members(node: Any, what: str, **kinds: type) -> list[Any]:
         >>> members({"n": 3, "name": "w"}, "the note", name=str, n=int)
         ['w', 3]
     """
-    found = [node.get(name) for name in kinds] if type(node) is dict else []
-    if list(map(type, found)) == list(kinds.values()):
-        return found
     return [member(node, name, kind, what) for name, kind in kinds.items()]
 
 

@@ -8,10 +8,8 @@ does the same. Only the members that do not grow with the tree are looked at her
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -60,6 +58,7 @@ _IS_TOMBSTONE: Final = f'{{"treering": {TOMBSTONE_FORM.version}, "digest": "'.en
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 _FENCE: Final = re.compile(rb'(?<=,\n)"fence": "[0-9a-f]{32}",\n')
 _LARGEST_TOMBSTONE: Final = 1 << 30
+_LATEST: Final = 1 << 63
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -287,13 +286,9 @@ def _decode_one(node: Any, what: str) -> Superseded:
         raise CorruptError(f"{what} has files that are none of attempt {attempt}")
     if (since := node.get("since", "")) is None:
         return Superseded(attempt, None, files)
-    time = math.nan
-    if type(since) in (int, float):
-        with contextlib.suppress(OverflowError):
-            time = float(since)
-    if not 0 <= time < math.inf:
+    if type(since) not in (int, float) or not 0 <= since < _LATEST:
         raise CorruptError(f"{what} has the time {show(since)}")
-    return Superseded(attempt, time, files)
+    return Superseded(attempt, float(since), files)
 
 
 # --------------------------------------------------------------------------------------------------------------- fence

@@ -141,8 +141,8 @@ def parse_zarr_json(data: bytes) -> ZarrDocument:
     prefix, separator = _key_encoding(node)
     layout = ZarrArray(shape=shape, chunks=outer, dtype=dtype, separator=separator)
     shard = None
-    if len(codecs) == 1 and _named(codecs[0], "codecs")[0] == "sharding_indexed":
-        settings = _named(codecs[0], "codecs")[1]
+    name, settings = _named(codecs[0], "codecs") if len(codecs) == 1 else ("", {})
+    if name == "sharding_indexed":
         chunks = _chunk_shape(settings, shape)
         if any(whole % part for whole, part in zip(outer, chunks, strict=True)):
             raise CorruptError(f"{ZARR3}: shards of {outer} do not hold whole chunks of {chunks}")
