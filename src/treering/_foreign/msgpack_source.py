@@ -19,13 +19,12 @@ from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
 from treering._format.index import Container, DataFile, Index, LeafType
 from treering._format.listing import LeafRecord, list_msgpack
 from treering._format.structure import flatten_nodes
-from treering._printable import show_path
 from treering._store.api import Reader
+from treering._store.failures import naming_file
 from treering._store.open_folder import OpenedFiles
-from treering._store.resolve import open_file
+from treering._store.resolve import located, open_file
 from treering._values.dtypes import Dtype, check_writable, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
-from treering.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -155,16 +154,6 @@ _SAME: Final = (bool, int, float, complex, str, bytes)
 _KINDS: Final = {type(None): "none"} | {kind: kind.__name__ for kind in _SAME}
 
 
-@contextlib.contextmanager
-def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the path of a file in front of what is wrong with its content, whatever that says."""
-    try:
-        yield
-    except (CorruptError, FormatError) as error:
-        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
-        raise
-
-
 def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
     """Read a msgpack file, or one in gzip form.
 
@@ -172,7 +161,7 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_path(path):
+    with naming_file(located(path)):
         first = file.read(0, min(file.size, WINDOW_BYTES))
         if first.startswith(GZIP_MAGIC):
             state = scan_views(gzip_decompress(file.read(0, file.size), None))
@@ -191,7 +180,7 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_path(path):
+    with naming_file(located(path)):
         root = list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read).root
     index, _ = index_leaves(root)
     arrays = StoredArrays(index, [file], lambda _: None, threads=file.threads)
