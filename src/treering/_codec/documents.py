@@ -169,7 +169,8 @@ def add_hint(hint: str) -> Iterator[None]:
         raise
 
 
-class raising_corrupt:  # noqa: N801 - a block is written with it, and a generator would cost each small document more
+@contextlib.contextmanager
+def raising_corrupt(kind: type[TreeringError]) -> Iterator[None]:
     """Raise an error of this kind as damage: what was read never had such a form.
 
     Example:
@@ -179,18 +180,10 @@ class raising_corrupt:  # noqa: N801 - a block is written with it, and a generat
         ...
         treering.errors.CorruptError: the note['a'] is a tuple, which JSON cannot hold
     """
-
-    __slots__ = ("_kind",)
-
-    def __init__(self, kind: type[TreeringError]) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, self._kind):
-            raise CorruptError(error.message, path=error.path) from None
+    try:
+        yield
+    except kind as error:
+        raise CorruptError(error.message, path=error.path) from None
 
 
 def check_json(value: Any, what: str) -> None:
