@@ -39,6 +39,8 @@ WAITING = dataclasses.replace(
     replaces=[data_name(OLD, 0, 1), data_name(OLDER, 0, 1)],
     superseded=(Superseded(OLD, None, [data_name(OLD, 0, 1)]), Superseded(OLDER, 17.25, [data_name(OLDER, 0, 1)])),
 )
+GAPPED = dataclasses.replace(PLAIN, gapped=True, files=[dataclasses.replace(PLAIN.files[0], nbytes=1 << 20)])
+"""Its data file holds bytes of no leaf."""
 
 
 def tombstone_with(superseded: Any, **more: Any) -> bytes:
@@ -134,7 +136,11 @@ def test_a_document_of_another_layout_is_read_all_the_same() -> None:
     assert superseded_by(data, 2.0) == [Superseded(ATTEMPT, None, [data_name(ATTEMPT, 0, 1)]), Superseded(OLD, 1.0, [])]
 
 
-@pytest.mark.parametrize("make", [placeholder, lambda: encode_index(PLAIN), lambda: encode_index(WAITING)])
+@pytest.mark.parametrize(
+    "make",
+    [placeholder, lambda: encode_index(PLAIN), lambda: encode_index(WAITING), lambda: encode_index(GAPPED)],
+    ids=["tombstone", "index", "with a list", "with gaps"],
+)
 def test_a_fenced_document_says_the_same_and_is_another(make: Callable[[], bytes]) -> None:
     data = make()
     first, second = fenced(data), fenced(fenced(data))

@@ -313,7 +313,7 @@ def fenced(data: bytes) -> bytes:
     if ("fence" in document) != (old is not None):
         raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
-    form = PACKED_FORM if document["treering"] == PACKED_FORM.version else INDEX_FORM
+    form = dataclasses.replace(INDEX_FORM, version=document["treering"])
     return form.sign(f'"fence": "{os.urandom(16).hex()}",\n'.encode() + rest)
 
 
