@@ -4,8 +4,7 @@ Strict JSON in ASCII, a member a line. The first line holds the version and a di
 believes nothing: what passes here is a tree, files and leaves that fit each other.
 
 From 4,096 leaves on the columns are packed (`treering._format.packed`), and the version is another. `read_summary`
-reads the few members that do not grow with the tree and does not parse the others: the digest covers all of it and
-costs little, and each member has a line of its own.
+looks at the few members that do not grow with the tree: the digest covers the others, and costs little.
 """
 
 from __future__ import annotations
