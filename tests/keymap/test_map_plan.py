@@ -19,8 +19,8 @@ from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays.derived_source import map_source
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.source import Source, held_index
-from treering._format.index import Container, Token
+from treering._arrays.source import HeldArrays, Source
+from treering._foreign.msgpack_source import index_leaves
 from treering._keymap.key_rule import MapLeaf
 from treering._values.boxes import picked_shape, size_of, slices, whole
 from treering.errors import MismatchError
@@ -158,10 +158,8 @@ def _stack(arrays: dict[tuple[int, ...], NDArray[Any]], lengths: list[int], axes
 
 
 def _source(tree: _Tree) -> Source:
-    structure: list[Token] = [Container(node="dict", keys=tuple(tree)), *([len(tree)] if tree else [])]
-    return Source(
-        *held_index(structure, [key.replace("~", "~0") for key in tree], ["numpy"] * len(tree), list(tree.values()))
-    )
+    index, leaves = index_leaves(tree)
+    return Source(index, HeldArrays(dict(enumerate(leaves))))
 
 
 def _read(source: Source) -> _Tree:

@@ -12,11 +12,10 @@ import numpy as np
 
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, aligned_empty
-from treering._format.index import Index, LeafType, Token
+from treering._format.index import Index
 from treering._plan.load import StoredChunk
 from treering._store.open_folder import OpenedFiles
 from treering._values.boxes import Box, slices, whole
-from treering._values.dtypes import check_writable
 from treering._values.human import pluralize
 
 if TYPE_CHECKING:
@@ -215,31 +214,3 @@ def _copy(array: NDArray[Any]) -> NDArray[Any]:
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
-
-
-def held_index(
-    structure: Sequence[Token], keys: Sequence[str], kinds: Sequence[str], leaves: Sequence[Any]
-) -> tuple[Index, HeldArrays]:
-    """Return an index of leaves in memory, and their arrays."""
-    types: dict[LeafType, int] = {}
-    leaf_types: list[int] = []
-    values: dict[int, Any] = {}
-    arrays: dict[int, NDArray[Any]] = {}
-    for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
-        if isinstance(leaf, np.ndarray | np.generic):
-            arrays[number] = np.asarray(leaf)
-            leaf_type = LeafType(kind=kind, dtype=check_writable(leaf.dtype).name, shape=leaf.shape)
-        else:
-            values[number] = leaf
-            leaf_type = LeafType(kind=kind)
-        leaf_types.append(types.setdefault(leaf_type, len(types)))
-    index = Index(
-        attempt="",
-        structure=structure,
-        keys=keys,
-        types=tuple(types),
-        leaf_types=leaf_types,
-        values=values,
-        verified=False,
-    )
-    return index, HeldArrays(arrays)

@@ -155,7 +155,7 @@ def read_index(path: Where) -> Index:
     path = kept(cast("str | os.PathLike[str]", path))
     with asking(once=True), contextlib.ExitStack() as files:
         if detect(path) is Form.GZIP:  # opening it would make every array and text
-            return cast("Index", import_function("_foreign.msgpack_source:index_records")(list_headers(path).root))
+            return cast("Index", import_function("_foreign.msgpack_source:index_leaves")(list_headers(path).root)[0])
         return stream_source(path, files).index
 
 

@@ -20,6 +20,7 @@ from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     import zstandard
+    from _typeshed import ReadableBuffer
 
 DAMAGED = "use another copy of the file"
 
@@ -35,7 +36,7 @@ class ChunkReader:
         >>> file.take(2)
         Traceback (most recent call last):
         ...
-        treering.errors.CorruptError: a chunk file is cut short; use another copy of the file
+        treering.errors.CorruptError: a chunk file is damaged: it is cut short; use another copy of the file
     """
 
     __slots__ = ("_read", "left")
@@ -49,11 +50,9 @@ class ChunkReader:
 
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes. Raises ``CorruptError`` where there are fewer."""
-        if count > self.left:
-            raise cut_short_error()
-        data = self._read(count)
+        data = self._read(count) if count <= self.left else b""
         if len(data) != count:
-            raise cut_short_error()
+            raise damaged_error("it is cut short")
         self.left -= count
         return data
 
@@ -86,16 +85,6 @@ def damaged_error(reason: object) -> CorruptError:
     return CorruptError(f"a chunk file is damaged: {reason}", hint=DAMAGED)
 
 
-def cut_short_error() -> CorruptError:
-    """Return the error for a file that ends too early."""
-    return CorruptError("a chunk file is cut short", hint=DAMAGED)
-
-
-def overlong_error() -> CorruptError:
-    """Return the error for a file that goes on behind its compressed data."""
-    return CorruptError("a chunk file has extra bytes after its compressed data", hint=DAMAGED)
-
-
 def wrong_size_error(found: str, target: memoryview) -> CorruptError:
     """Return the error for compressed data that holds something else than one chunk."""
     return CorruptError(f"a chunk file decompresses to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)
@@ -105,7 +94,6 @@ _LEVEL: Final = 6
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
 _PIECE: Final = 1024 * 1024
-_FEED: Final = 64 * 1024  # what zlib leaves of this is copied at the end of each member
 
 # What a reader takes without being asked. Joining the pieces needs the result twice for a moment, so that together
 # it stays below 64 MiB and 100 times the input.
@@ -162,42 +150,33 @@ def unzip_first(beginning: bytes) -> bytes:
         return b""
 
 
-def gzip_decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
+def gzip_decompress(data: ReadableBuffer, max_bytes: int | None) -> bytes:
     """Return what ``data``, one or more gzip members, holds.
 
     Raises:
         CorruptError: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more
             than ``max_bytes`` (default: 32 MiB and 50 times the input).
     """
-    limit = default_limit(len(data)) if max_bytes is None else max_bytes
-    view = memoryview(data).cast("B")
+    nbytes = memoryview(data).nbytes
+    limit = default_limit(nbytes) if max_bytes is None else max_bytes
+    short = ShortGzipError("the gzip data is cut short", offset=nbytes, hint=DAMAGED)
+    if not nbytes:  # which gzip takes for no members
+        raise short
     pieces: list[bytes] = []
-    at = total = 0
-    reader = zlib.decompressobj(_GZIP_WINDOW)
-    while at < len(view):
-        waiting: bytes | memoryview = view[at : at + _FEED]
-        at += len(waiting)
-        while waiting and not reader.eof:
-            try:
-                piece = reader.decompress(waiting, _PIECE)
-            except zlib.error as error:
-                raise DamagedGzipError(f"the gzip data is damaged: {error}", hint=DAMAGED) from None
-            waiting = reader.unconsumed_tail
+    total = 0
+    try:
+        reader = gzip.GzipFile(fileobj=io.BytesIO(data))
+        while piece := reader.read(_PIECE):
             total += len(piece)
             if total > limit:
-                given, most = pluralize(len(view), "bytes"), pluralize(limit, "bytes")
+                given, most = pluralize(nbytes, "bytes"), pluralize(limit, "bytes")
                 problem = f"the gzip data of {given} decompresses to more than {most}"
                 raise CorruptError(problem, hint="pass max_bytes= if you trust it")
             pieces.append(piece)
-        if reader.eof:
-            # Another member may follow, after padding with zeros as tapes have it.
-            at -= len(reader.unused_data)
-            while at < len(view) and not view[at]:
-                at += 1
-            if at < len(view):
-                reader = zlib.decompressobj(_GZIP_WINDOW)
-    if not reader.eof:
-        raise ShortGzipError("the gzip data is cut short", offset=len(view), hint=DAMAGED)
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedGzipError(f"the gzip data is damaged: {error}", hint=DAMAGED) from None
+    except EOFError:
+        raise short from None
     return b"".join(pieces)
 
 
@@ -309,7 +288,7 @@ def _in_place(file: ChunkReader, target: memoryview) -> None:
     if reader.read(1):
         raise wrong_size_error("more", target)
     if not frame.is_given:
-        raise overlong_error()
+        raise damaged_error("extra bytes follow its compressed data")
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -370,6 +349,6 @@ class _ZstdFrame:
         self._part = data[at:]
         self._left = max(0, at - len(data))
         if self._is_last and self._left < self._file.left + len(self._part):
-            raise overlong_error()
+            raise damaged_error("extra bytes follow its compressed data")
         if not self._file.left and (self._left or not self._is_last):
-            raise cut_short_error()
+            raise damaged_error("it is cut short")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import re
@@ -149,9 +148,6 @@ def members(node: Any, what: str, **kinds: type) -> list[Any]:
         >>> members({"n": 3, "name": "w"}, "the note", name=str, n=int)
         ['w', 3]
     """
-    found = [node.get(name) for name in kinds] if type(node) is dict else []
-    if list(map(type, found)) == list(kinds.values()):
-        return found
     return [member(node, name, kind, what) for name, kind in kinds.items()]
 
 
@@ -173,7 +169,8 @@ def add_hint(hint: str) -> Iterator[None]:
         raise
 
 
-class raising_corrupt:  # noqa: N801 - a block is written with it, and a generator would cost each small document more
+@contextlib.contextmanager
+def raising_corrupt(kind: type[TreeringError]) -> Iterator[None]:
     """Raise an error of this kind as damage: what was read never had such a form.
 
     Example:
@@ -183,18 +180,10 @@ class raising_corrupt:  # noqa: N801 - a block is written with it, and a generat
         ...
         treering.errors.CorruptError: the note['a'] is a tuple, which JSON cannot hold
     """
-
-    __slots__ = ("_kind",)
-
-    def __init__(self, kind: type[TreeringError]) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, self._kind):
-            raise CorruptError(error.message, path=error.path) from None
+    try:
+        yield
+    except kind as error:
+        raise CorruptError(error.message, path=error.path) from None
 
 
 def check_json(value: Any, what: str) -> None:
@@ -337,9 +326,8 @@ _Read = TypeVar("_Read")
 DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
 """The digest of a document, as text."""
 
-_ANY_FIRST_LINE: Final = re.compile(rb'\{"[^"\\]{1,64}": [1-9][0-9]{0,8}, "digest": "(xxh3-128:[0-9a-f]{32})",\n')
-_FIRST_LINE: Final = r'\{"%s": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{32})",\n'
-_OTHER_VERSION: Final = r'\{"%s": ([1-9][0-9]{0,8})[,}]'
+_FIRST_LINE: Final = re.compile(rb'\{"([^"\\]{1,64})": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{32})",\n')
+_OTHER_VERSION: Final = re.compile(rb'\{"([^"\\]{1,64})": ([1-9][0-9]{0,8})[,}]')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -402,27 +390,25 @@ class SignedForm:
 
     def is_whole(self, data: bytes) -> bool:
         """Tell whether the digest of a document is right, whichever version wrote it."""
-        return self._first_line(data) is not None and is_whole(data)
+        return self._match(_FIRST_LINE, data) is not None and is_whole(data)
 
     def read_digest(self, head: bytes) -> str | None:
         """Return the digest in the first line of a document; None when that is no first line."""
-        first = self._first_line(head)
-        return None if first is None else first[2].decode()
+        first = self._match(_FIRST_LINE, head)
+        return None if first is None else first[3].decode()
 
-    def _first_line(self, data: bytes) -> re.Match[bytes] | None:
-        return _first_line(self.member).match(data)
+    def _match(self, pattern: re.Pattern[bytes], data: bytes) -> re.Match[bytes] | None:
+        """Match the beginning of a document of this form, whose first group is the name of its first member."""
+        found = pattern.match(data)
+        return found if found is not None and found[1] == self.member.encode() else None
 
     def _parse(self, data: bytes) -> Any:
-        first = self._first_line(data)
+        first = self._match(_FIRST_LINE, data)
         is_right = first is not None and is_whole(data)
         # A newer version may sign in another way, but a digest that is wrong is damage.
-        version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
-        if (
-            version is not None
-            and (is_right or not first)
-            and int(version[1]) not in (known := (self.version, *self.also))
-        ):
-            problem = f"is of version {version[1].decode()}; this treering reads version {' or '.join(map(str, known))}"
+        version, known = first or self._match(_OTHER_VERSION, data), (self.version, *self.also)
+        if version is not None and (is_right or not first) and int(version[2]) not in known:
+            problem = f"is of version {version[2].decode()}; this treering reads version {' or '.join(map(str, known))}"
             raise FormatError(f"{self.name} {problem}", hint="it was written by a newer treering: use that version")
         if not is_right:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
@@ -447,11 +433,6 @@ def join_lines(lines: list[str]) -> bytes:
     return text.encode("ascii") + b"}\n"
 
 
-@functools.cache
-def _first_line(member: str) -> re.Pattern[bytes]:
-    return re.compile((_FIRST_LINE % re.escape(member)).encode())
-
-
 def is_whole(data: bytes) -> bool:
     """Tell whether the digest of a document of any form is right.
 
@@ -460,5 +441,5 @@ def is_whole(data: bytes) -> bool:
         >>> is_whole(data), is_whole(data[:-1])
         (True, False)
     """
-    first = _ANY_FIRST_LINE.match(data)
-    return first is not None and digest((data[: first.start(1)], data[first.end(1) :])) == first[1].decode()
+    first = _FIRST_LINE.match(data)
+    return first is not None and digest((data[: first.start(3)], data[first.end(3) :])) == first[3].decode()

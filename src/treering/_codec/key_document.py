@@ -3,15 +3,13 @@
 A bucket has tombstones at ``treering.json``, which say that no checkpoint is there: a name that went away could come
 back with the same content and version, a document with something random in it does not. ``docs/design/buckets.md`` says
 what they are for, ``docs/spec/checkpoint.md`` what is in them. At ``tensorstore_index.json`` an index without branches
-does the same. Only the members that do not grow with the tree are read here.
+does the same. Only the members that do not grow with the tree are looked at here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -56,14 +54,11 @@ HEAD_BYTES: Final = 96
 MOST_SUPERSEDED: Final = 1 << 16
 """No document lists more attempts than this whose data wait."""
 
-_IS_INDEX: Final = tuple(f'{{"treering": {form.version}, '.encode() for form in (INDEX_FORM, PACKED_FORM, GAPPED_FORM))
 _IS_TOMBSTONE: Final = f'{{"treering": {TOMBSTONE_FORM.version}, "digest": "'.encode()
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 _FENCE: Final = re.compile(rb'(?<=,\n)"fence": "[0-9a-f]{32}",\n')
-# A member on a line of its own; the last one ends with the document.
-_LINE: Final = re.compile(rb'^"(attempt|files|replaces|superseded|metadata)": (.*?)(?:,|\}\s*\Z)$', re.MULTILINE)
-_ALWAYS: Final = frozenset({b"attempt", b"files", b"replaces", b"metadata"})
 _LARGEST_TOMBSTONE: Final = 1 << 30
+_LATEST: Final = 1 << 63
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,31 +212,18 @@ def superseded_by(data: bytes, modified: float) -> list[Superseded]:
     return [Superseded(own, None, data_of(own, files)), *others]
 
 
-def find_members(data: bytes) -> dict[str, Any] | None:
-    """Return the members of an index that do not grow with its tree, without parsing the others.
+def index_members(data: bytes) -> dict[str, Any]:
+    """Return the members of an index; those that grow with its tree are not looked at.
 
-    Returns:
-        None where it is damaged, of another version, or laid out by another writer: then reading all of it says which.
+    Raises:
+        CorruptError, FormatError, UnsupportedError: as `attempts_in` says.
     """
-    if not (data.startswith(_IS_INDEX) and INDEX_FORM.is_whole(data)):
-        return None
-    lines = _LINE.findall(data)
-    names = {name for name, _ in lines}
-    if len(lines) != len(names) or not names >= _ALWAYS:
-        return None
-    text = b"{%b}" % b",".join(b'"%b":%b' % line for line in lines)
-    try:
-        members: dict[str, Any] = parse_json(text.decode("ascii"), INDEX)
-    except (CorruptError, UnicodeDecodeError):
-        return None
-    return members if len(members) == len(lines) else None  # more where a line is no single member
+    return INDEX_FORM.read(data, _check_index)
 
 
 def _read_members(data: bytes) -> dict[str, Any]:
-    if (found := find_members(data)) is not None:
-        return found
     if not is_tombstone(data):
-        return INDEX_FORM.read(data, _check_index)
+        return index_members(data)
     if len(data) > _LARGEST_TOMBSTONE or not is_tombstone_size(len(data)):
         raise CorruptError(f"{INDEX} is damaged: no tombstone has {pluralize(len(data), 'bytes')}")
     return TOMBSTONE_FORM.read(data, _check_tombstone)
@@ -304,13 +286,9 @@ def _decode_one(node: Any, what: str) -> Superseded:
         raise CorruptError(f"{what} has files that are none of attempt {attempt}")
     if (since := node.get("since", "")) is None:
         return Superseded(attempt, None, files)
-    time = math.nan
-    if type(since) in (int, float):
-        with contextlib.suppress(OverflowError):
-            time = float(since)
-    if not 0 <= time < math.inf:
+    if type(since) not in (int, float) or not 0 <= since < _LATEST:
         raise CorruptError(f"{what} has the time {show(since)}")
-    return Superseded(attempt, time, files)
+    return Superseded(attempt, float(since), files)
 
 
 # --------------------------------------------------------------------------------------------------------------- fence
@@ -329,13 +307,13 @@ def fenced(data: bytes) -> bytes:
     """
     if is_tombstone(data):
         return encode_tombstone(superseded_in(data))
-    document = INDEX_FORM.read(data, _check_index)
+    document = index_members(data)
     first, _, lines = data.partition(b"\n")
     old = _FENCE.match(data, len(first) + 1)
     if ("fence" in document) != (old is not None):
         raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
-    form = PACKED_FORM if document["treering"] == PACKED_FORM.version else INDEX_FORM
+    form = dataclasses.replace(INDEX_FORM, version=document["treering"])
     return form.sign(f'"fence": "{os.urandom(16).hex()}",\n'.encode() + rest)
 
 

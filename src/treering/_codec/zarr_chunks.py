@@ -22,10 +22,8 @@ import numpy as np
 from treering._codec.compression import (
     DAMAGED,
     ChunkReader,
-    cut_short_error,
     damaged_error,
     fill,
-    overlong_error,
     pack,
     wrong_size_error,
     zstd_compress,
@@ -99,7 +97,7 @@ def decode_blosc(file: ChunkReader, target: memoryview) -> None:
     if (held := int.from_bytes(data[4:8], "little")) != len(target):
         raise wrong_size_error(str(held), target)
     if int.from_bytes(data[12:16], "little") != len(data):
-        raise overlong_error()
+        raise damaged_error("extra bytes follow its compressed data")
     store = _in_memory('{"id":"blosc"}', "uint8", held)
     store.kvstore["0"] = data
     try:
@@ -244,10 +242,10 @@ def _undo(file: ChunkReader, reader: Any) -> Iterator[bytes]:
         except (zlib.error, OSError) as error:
             raise damaged_error(error) from None
         if not (waiting or piece or reader.eof or file.left):
-            raise cut_short_error()
+            raise damaged_error("it is cut short")
         yield piece
     if file.left or reader.unused_data:
-        raise overlong_error()
+        raise damaged_error("extra bytes follow its compressed data")
 
 
 # The level that TensorStore takes where none is said, the least, and the greatest.

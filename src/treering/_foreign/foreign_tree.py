@@ -25,6 +25,7 @@ from treering._codec.zarr import ZarrArray
 from treering._format.findings import Finding
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
 from treering._format.listing import LeafRecord, Listing, list_index
+from treering._format.structure import flatten_nodes
 from treering._store.api import Reader, remembered, require_range
 from treering._store.failures import naming
 from treering._store.open_folder import OpenedFiles
@@ -520,14 +521,6 @@ def leaf_of_record(record: LeafRecord, kind: str, file: int) -> ForeignLeaf:
     return ForeignLeaf(LeafType(kind=kind, dtype=record.dtype or "uint8", shape=shape), pieces=pieces)
 
 
-def count_leaf(structure: list[Token]) -> None:
-    """Add one leaf to a structure."""
-    if structure and isinstance(structure[-1], int):
-        structure[-1] += 1
-    else:
-        structure.append(1)
-
-
 Step: TypeAlias = tuple[str, bool]
 """A key in a container, and whether that is a list, where it is an index."""
 
@@ -589,38 +582,33 @@ def build_tree(
         if key in here:
             raise _clash(path)
         here[key] = leaf
-    return _flatten(top.get("", EMPTY["Dict"]), containers or {})
+    root: tuple[tuple[str, ...], Any] = ((), top.get("", EMPTY["Dict"]))
+    structure, found = flatten_nodes([root], functools.partial(_open_node, containers=containers or {}))
+    return structure, [join_key(trail) for trail, _ in found], [leaf for _, leaf in found]
 
 
-def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
-    structure: list[Token] = []
-    keys: list[str] = []
-    leaves: list[ForeignLeaf] = []
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), root)]
-    while waiting:
-        trail, node = waiting.pop()
-        if isinstance(node, Container):
-            structure.append(node)
-        elif isinstance(node, ForeignLeaf):
-            keys.append(join_key(trail))
-            leaves.append(node)
-            count_leaf(structure)
-        else:
-            names, listed = list(node), isinstance(node, _Items)
-            if listed:
-                names = [str(number) for number in range(len(node))]
-                if missing := [name for name in names if name not in node]:
-                    raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
-            places: tuple[Any, ...] = tuple(range(len(names))) if listed else tuple(names)
-            head = Container(node="list" if listed else "dict", keys=places)
-            if (known := containers.get(trail)) is not None:
-                if sorted(known.keys) != sorted(places):
-                    what = f"the {known.node} {join_key(trail)!r:.200}"
-                    raise CorruptError(f"{what} has other children than are recorded of it")
-                head, names = known, [str(place) for place in known.keys]
-            structure.append(head)
-            waiting.extend([((*trail, name), node[name]) for name in reversed(names)])
-    return structure, keys, leaves
+def _open_node(
+    item: tuple[tuple[str, ...], Any], containers: Containers
+) -> tuple[Container, Iterable[tuple[tuple[str, ...], Any]]] | None:
+    """Return the head of a node at a path, and its children with theirs; None for a leaf."""
+    trail, node = item
+    if isinstance(node, ForeignLeaf):
+        return None
+    if isinstance(node, Container):
+        return node, ()
+    names, listed = list(node), isinstance(node, _Items)
+    if listed:
+        names = [str(number) for number in range(len(node))]
+        if missing := [name for name in names if name not in node]:
+            raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
+    places: tuple[Any, ...] = tuple(range(len(names))) if listed else tuple(names)
+    head = Container(node="list" if listed else "dict", keys=places)
+    if (known := containers.get(trail)) is not None:
+        if sorted(known.keys) != sorted(places):
+            what = f"the {known.node} {join_key(trail)!r:.200}"
+            raise CorruptError(f"{what} has other children than are recorded of it")
+        head, names = known, [str(place) for place in known.keys]
+    return head, [((*trail, name), node[name]) for name in names]
 
 
 def _clash(path: Sequence[Step]) -> CorruptError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import threading
 import zlib
@@ -15,7 +14,7 @@ import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, allocate_rooms, dtype_in, stored_chunks
-from treering._arrays.jobs import Job, Tally, Work, group_near, run_all
+from treering._arrays.jobs import Job, Tally, Work, group_near, run_all, split_by_bytes
 from treering._arrays.source import Source
 from treering._checkpoint.detect import ForeignForm
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
@@ -89,7 +88,6 @@ class ForeignArrays:
         self._crcs = {number: leaf.crc for number, leaf in enumerate(given) if leaf.crc is not None}
         self._grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
         self._files = files
-        self._dtypes: dict[int, np.dtype[Any]] = {}
         self._compared: set[int] = set()
         self._comparing = threading.Lock()
         self._index = index
@@ -102,11 +100,8 @@ class ForeignArrays:
         """Do nothing: their headers were read when they were opened."""
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
-        """Return the dtype of what is stored of a leaf; thousands of leaves have few of them."""
-        number = self._index.leaf_types[leaf]
-        if (known := self._dtypes.get(number)) is None:
-            known = self._dtypes[number] = dtype_in(self._index, leaf)
-        return known
+        """Return the dtype of what is stored of a leaf."""
+        return dtype_in(self._index, leaf)
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
         """Return how a leaf lies; a chunk that has to be decoded is one block, since it is read whole."""
@@ -283,12 +278,10 @@ def verify_tree(form: ForeignForm, path: str | os.PathLike[str], progress: Progr
             finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=problem)
             return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
         index = source.index
-        stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
-        ends = itertools.accumulate(leaf_bytes(index.type_of(leaf)) for leaf in stored)
-        for _, group in itertools.groupby(zip(stored, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
-            some, sums = zip(*group, strict=True)
+        stored = index.stored_leaves()
+        for some, nbytes in split_by_bytes(stored, lambda leaf: leaf_bytes(index.type_of(leaf)), _TOGETHER):
             findings.extend(_read_together(source, some, shown))
-            done = sums[-1]
+            done += nbytes
             if progress is not None:
                 progress(done, done)
         hashed = compare_hashes(tree.files, findings)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
-from treering._foreign.foreign_tree import ANOTHER_COPY, FolderFiles, ForeignLeaf, ForeignTree, count_leaf, folder_tree
+from treering._foreign.foreign_tree import ANOTHER_COPY, FolderFiles, ForeignLeaf, ForeignTree, folder_tree
 from treering._foreign.ocdbt import MANIFEST, Value, memory_limit, read_database
 from treering._foreign.zarr_leaves import find_jax_array, finder
 from treering._format.index import Container, LeafType, Token
 from treering._format.leaf_values import from_base64
 from treering._format.packed import key_texts
-from treering._format.structure import ORDERED_DICT
+from treering._format.structure import ORDERED_DICT, flatten_nodes
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
 from treering.errors import CorruptError, UnsupportedError
@@ -101,24 +101,21 @@ class _TreeBuffer:
 
     def read(self) -> tuple[list[Token], list[int]]:
         """Return the containers in pre-order, and the kind of each leaf."""
-        structure: list[Token] = []
-        kinds: list[int] = []
-        waiting = [self._follow(0)]
-        while waiting:
-            table = waiting.pop()
-            at = self._field(table, _KIND)
-            kind = self._number(at, 1) if at else _LEAF
-            if kind in (_LEAF, _NONE):
-                kinds.append(kind)
-                count_leaf(structure)
-                continue
-            children = [self._follow(at) for at in self._items(table, _CHILDREN)]
-            if len(set(children)) < len(children) or not self._seen.isdisjoint(children):
-                raise self._error("two nodes refer to one")
-            self._seen.update(children)
-            structure.append(self._container(table, kind, len(children)))
-            waiting.extend(reversed(children))
-        return structure, kinds
+        structure, leaves = flatten_nodes([self._follow(0)], self._open_node)
+        return structure, list(map(self._kind, leaves))
+
+    def _kind(self, table: int) -> int:
+        at = self._field(table, _KIND)
+        return self._number(at, 1) if at else _LEAF
+
+    def _open_node(self, table: int) -> tuple[Container, list[int]] | None:
+        if (kind := self._kind(table)) in (_LEAF, _NONE):
+            return None
+        children = [self._follow(at) for at in self._items(table, _CHILDREN)]
+        if len(set(children)) < len(children) or not self._seen.isdisjoint(children):
+            raise self._error("two nodes refer to one")
+        self._seen.update(children)
+        return self._container(table, kind, len(children)), children
 
     def _container(self, table: int, kind: int, count: int) -> Container:
         if kind in _SEQUENCES:

@@ -13,18 +13,18 @@ import numpy as np
 
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.jobs import SMALL_BYTES, SmallRoom, aligned_bytes
-from treering._arrays.source import Source, held_index
+from treering._arrays.source import HeldArrays, Source
 from treering._codec.compression import GZIP_MAGIC, gzip_decompress
 from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
-from treering._format.index import Container, DataFile, Index, LeafType, Token
+from treering._format.index import Container, DataFile, Index, LeafType
 from treering._format.listing import LeafRecord, list_msgpack
-from treering._printable import show_path
+from treering._format.structure import flatten_nodes
 from treering._store.api import Reader
+from treering._store.failures import naming_file
 from treering._store.open_folder import OpenedFiles
-from treering._store.resolve import open_file
-from treering._values.dtypes import Dtype, numpy_dtype
+from treering._store.resolve import located, open_file
+from treering._values.dtypes import Dtype, check_writable, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
-from treering.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -148,19 +148,10 @@ class PlannedArrays(_NumpyLeaves):
         return result
 
 
+_NODES: Final = (dict, list, tuple)
 _SAME: Final = (bool, int, float, complex, str, bytes)
 # By the types themselves: numpy's bool has the name of Python's.
-_KINDS: Final = {type(None): "none", np.ndarray: "numpy"} | {kind: kind.__name__ for kind in _SAME}
-
-
-@contextlib.contextmanager
-def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the path of a file in front of what is wrong with its content, whatever that says."""
-    try:
-        yield
-    except (CorruptError, FormatError) as error:
-        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
-        raise
+_KINDS: Final = {type(None): "none"} | {kind: kind.__name__ for kind in _SAME}
 
 
 def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
@@ -170,15 +161,14 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_path(path):
+    with naming_file(located(path)):
         first = file.read(0, min(file.size, WINDOW_BYTES))
         if first.startswith(GZIP_MAGIC):
             state = scan_views(gzip_decompress(file.read(0, file.size), None))
         else:
             state = read_state(file, first, mapped=mapped)
-    structure, keys, leaves = _flatten(state)
-    kinds = [_KINDS.get(type(leaf), "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
-    index, arrays = held_index(structure, keys, kinds, leaves)
+    index, leaves = index_leaves(state)
+    arrays = HeldArrays({number: np.asarray(leaves[number]) for number in index.stored_leaves()})
     opened = OpenedFiles(file)
     return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True, opened=opened)
 
@@ -190,54 +180,44 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_path(path):
+    with naming_file(located(path)):
         root = list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read).root
-    index = index_records(root)
+    index, _ = index_leaves(root)
     arrays = StoredArrays(index, [file], lambda _: None, threads=file.threads)
     return Source(index, arrays, structured=False, raw_keys=True, opened=OpenedFiles(file))
 
 
-def index_records(root: Any) -> Index:
-    """Return the index of a state dict that has a record in place of every leaf that takes room.
+def index_leaves(state: Any) -> tuple[Index, list[Any]]:
+    """Return the index of a state dict, and its leaves: arrays in memory, or records of what takes room in a file.
 
     Example:
         >>> record = LeafRecord(kind="array", dtype="int8", shape=(3,), nbytes=3, offset=7)
-        >>> index = index_records({"w": record, "step": 1})
-        >>> index.keys, index.type_of(0).shape, index.values
-        (['w', 'step'], (3,), {1: 1})
+        >>> index, leaves = index_leaves({"w": record, "step": 1})
+        >>> index.keys, index.type_of(0).shape, index.values, leaves == [record, 1]
+        (['w', 'step'], (3,), {1: 1}, True)
     """
     # Only here: `treering.serialization` reads bytes, and needs nothing of what opens trees of others.
     from treering._foreign.foreign_tree import ForeignLeaf, build_index, leaf_of_record
 
-    structure, keys, found = _flatten(root)
-    leaves = [
-        leaf_of_record(leaf, "numpy" if leaf.is_array else leaf.kind, 0)
-        if isinstance(leaf, LeafRecord)
-        else ForeignLeaf(LeafType(kind=_KINDS.get(type(leaf), "opaque")), leaf)
-        for leaf in found
-    ]
-    index = build_index(structure, keys, leaves, [DataFile(name="", nbytes=0, header=0, digest=None)])
-    return dataclasses.replace(index, attempt="")
+    def describe(leaf: Any) -> ForeignLeaf:
+        if isinstance(leaf, LeafRecord):
+            return leaf_of_record(leaf, "numpy" if leaf.is_array else leaf.kind, 0)
+        if isinstance(leaf, np.ndarray | np.generic):
+            kind = "numpy" if isinstance(leaf, np.ndarray) else "numpy scalar"
+            return ForeignLeaf(LeafType(kind=kind, dtype=check_writable(leaf.dtype).name, shape=leaf.shape))
+        return ForeignLeaf(LeafType(kind=_KINDS.get(type(leaf), "opaque")), leaf)
+
+    root: tuple[Trail, Any] = (None, state)
+    structure, found = flatten_nodes([root], _open_node)
+    keys, leaves = [join_key(unwind(trail)) for trail, _ in found], [leaf for _, leaf in found]
+    file = DataFile(name="", nbytes=0, header=0, digest=None)
+    return dataclasses.replace(build_index(structure, keys, list(map(describe, leaves)), [file]), attempt=""), leaves
 
 
-def _flatten(state: Any) -> tuple[list[Token], list[str], list[Any]]:
-    """Return the containers, keys and leaves of nested dicts, lists and tuples, in order."""
-    from treering._foreign.foreign_tree import count_leaf
-
-    structure: list[Token] = []
-    keys: list[str] = []
-    leaves: list[Any] = []
-    pending: list[tuple[Trail, Any]] = [(None, state)]
-    while pending:
-        trail, value = pending.pop()
-        if isinstance(value, dict | list | tuple):
-            names = tuple(value) if isinstance(value, dict) else tuple(range(len(value)))
-            children = value.values() if isinstance(value, dict) else value
-            structure.append(Container(node=type(value).__name__, keys=names))
-            below = [((trail, str(name)), child) for name, child in zip(names, children, strict=True)]
-            pending.extend(reversed(below))
-            continue
-        keys.append(join_key(unwind(trail)))
-        leaves.append(value)
-        count_leaf(structure)
-    return structure, keys, leaves
+def _open_node(item: tuple[Trail, Any]) -> tuple[Container, Iterator[tuple[Trail, Any]]] | None:
+    trail, value = item
+    if not isinstance(value, _NODES):
+        return None
+    children = value if isinstance(value, dict) else dict(enumerate(value))
+    head = Container(node=type(value).__name__, keys=tuple(children))
+    return head, (((trail, str(name)), child) for name, child in children.items())

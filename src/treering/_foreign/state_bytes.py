@@ -24,8 +24,9 @@ from treering._arrays.delivered import device_put
 from treering._arrays.host import encode_state, jax_holds, piece_buffers
 from treering._codec.msgpack.scan import MAX_DEPTH, WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size, vary
-from treering._foreign.msgpack_source import naming_path, read_state, scan_views
+from treering._foreign.msgpack_source import read_state, scan_views
 from treering._store.crew import FirstError, work_together
+from treering._store.failures import naming_file
 from treering._store.pieces import Readable, is_lasting
 from treering._store.resolve import file_path, name_of, needs_nonce, new_file_path, open_file, write_file, write_stream
 from treering._tree.placement import aval_of, is_concrete, resolve_shardings
@@ -189,7 +190,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
         return restore_into(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
     path = file_path(filepath)
     with report("load", path):
-        with naming_path(path), open_file(path) as file:
+        with naming_file(path), open_file(path) as file:
             first = file.read(0, min(file.size, WINDOW_BYTES))
             refuse_gzip(first)
             check = functools.partial(require_match, target) if strict else None

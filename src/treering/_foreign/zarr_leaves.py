@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import json
 import math
 import struct
@@ -19,7 +18,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from treering._codec.compression import DAMAGED, ChunkReader, zstd_decompress
+from treering._codec.compression import DAMAGED, zstd_decompress_unsized
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._codec.zarr import (
     LONGEST_DOCUMENT,
@@ -141,8 +140,8 @@ def parse_zarr_json(data: bytes) -> ZarrDocument:
     prefix, separator = _key_encoding(node)
     layout = ZarrArray(shape=shape, chunks=outer, dtype=dtype, separator=separator)
     shard = None
-    if len(codecs) == 1 and _named(codecs[0], "codecs")[0] == "sharding_indexed":
-        settings = _named(codecs[0], "codecs")[1]
+    name, settings = _named(codecs[0], "codecs") if len(codecs) == 1 else ("", {})
+    if name == "sharding_indexed":
         chunks = _chunk_shape(settings, shape)
         if any(whole % part for whole, part in zip(outer, chunks, strict=True)):
             raise CorruptError(f"{ZARR3}: shards of {outer} do not hold whole chunks of {chunks}")
@@ -344,13 +343,9 @@ class ZarrLeaf(NamedTuple):
             return None
         data = found if isinstance(found, bytes) else found.read(0, found.size)
         kind, form = _NUMBERS[layout.dtype]
-        items = bytearray(struct.calcsize(form))
-        if packed:
-            zstd_decompress(ChunkReader(io.BytesIO(data).read, len(data)), memoryview(items))
-        elif len(data) == len(items):
-            items[:] = data
-        else:
-            raise CorruptError(f"a number is stored as {pluralize(len(data), 'bytes')}")
+        items = zstd_decompress_unsized(data, struct.calcsize(form)) if packed else data
+        if len(items) != struct.calcsize(form):
+            raise CorruptError(f"a number is stored as {pluralize(len(items), 'bytes')}")
         if kind == "bool" and items[0] > 1:
             raise CorruptError("a bool is neither 0 nor 1")
         return ForeignLeaf(LeafType(kind=kind), struct.unpack(form, items)[0])

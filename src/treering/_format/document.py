@@ -4,8 +4,7 @@ Strict JSON in ASCII, a member a line. The first line holds the version and a di
 believes nothing: what passes here is a tree, files and leaves that fit each other.
 
 From 4,096 leaves on the columns are packed (`treering._format.packed`), and the version is another. `read_summary`
-reads the few members that do not grow with the tree and does not parse the others: the digest covers all of it and
-costs little, and each member has a line of its own.
+looks at the few members that do not grow with the tree: the digest covers the others, and costs little.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from treering._codec.key_document import (
     PACKED_FORM,
     decode_waiting,
     encode_waiting,
-    find_members,
+    index_members,
 )
 from treering._format import columns, packed
 from treering._format.index import LIMIT, Container, DataFile, Index, Token, leaf_bytes
@@ -262,24 +261,17 @@ def read_summary(data: bytes) -> IndexSummary:
     Raises:
         CorruptError: it is damaged.
         FormatError: a newer version wrote it.
-        UnsupportedError: it has a dtype that this version does not know.
     """
     digest = read_digest(data)
-    if (members := find_members(data)) is None:
-        # Damaged, of another version, or laid out by another writer: reading all of it says which.
-        index = parse_index(data)
-        attempt, metadata = index.attempt, index.metadata
-        names = [*(file.name for file in index.files), *index.replaces]
-        sizes = [file.nbytes for file in index.files]
-    else:
-        files = member(members, "files", list, INDEX_NAME)
-        names = check_texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
-        names = [*names, *_replaced(members)]
-        sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
-        attempt = check_name(ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
-        metadata = columns.read_free_json(members, "metadata", INDEX_NAME)
-        if min(sizes, default=0) < 0 or sum(sizes) >= LIMIT:
-            raise CorruptError(f"{INDEX_NAME} has data files of sizes that no file has")
+    members = index_members(data)
+    files = member(members, "files", list, INDEX_NAME)
+    names = check_texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
+    names = [*names, *_replaced(members)]
+    sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
+    attempt = check_name(ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
+    metadata = columns.read_free_json(members, "metadata", INDEX_NAME)
+    if min(sizes, default=0) < 0 or sum(sizes) >= LIMIT:
+        raise CorruptError(f"{INDEX_NAME} has data files of sizes that no file has")
     nbytes = sum(sizes) + len(data)
     return IndexSummary(attempt=attempt, digest=digest or "", names=tuple(names), nbytes=nbytes, metadata=metadata)
 
@@ -288,7 +280,7 @@ def read_names(data: bytes) -> tuple[str, ...]:
     """Return the data files that an index mentions: its own, and those that it superseded.
 
     Raises:
-        CorruptError, FormatError, UnsupportedError: as `read_summary` says.
+        CorruptError, FormatError: as `read_summary` says.
     """
     return read_summary(data).names
 

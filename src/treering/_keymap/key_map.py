@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering._keymap.key_rule import (
     MOST_RULES,
+    OPTIONS,
     KeyRule,
     LeafPart,
     MapLeaf,
@@ -466,10 +467,7 @@ _ASIDE: Final = re.compile(
 )
 _LONG_KEY: Final = re.compile(r"(?:\.[ \t]*+[\w-]++[ \t]*+){8}")
 _HEAD: Final = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
-_OPTIONS: Final = (
-    "stack", "unstack", "unflatten", "transpose", "flatten", "merge", "split", "sizes", "cast", "copy", "rest",
-)  # fmt: skip
-_NAMES: Final = {"from": "source", "to": "target", "drop": "drop"} | {name: name for name in _OPTIONS}
+_NAMES: Final = {"from": "source", "to": "target", "drop": "drop"} | {name: name for name in OPTIONS}
 
 
 def parse_rules(data: bytes) -> list[KeyRule]:

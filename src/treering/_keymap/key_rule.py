@@ -291,9 +291,9 @@ class KeyRule:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        fields = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)[2:] if field.compare]
+        options = [(name, getattr(self, name)) for name in OPTIONS]
         given = [
-            f", {name}={value!r}" for name, value in fields if value is not None and value is not False and value != {}
+            f", {name}={value!r}" for name, value in options if value is not None and value is not False and value != {}
         ]
         return f"KeyRule({self.source!r}, {self.target!r}{''.join(given)})"
 
@@ -355,6 +355,10 @@ class KeyRule:
             if len(names) != 2 or len(cast) != 2 or None in map(lookup, names):  # noqa: PLR2004 - a pair
                 return f"cast={cast!r:.100} is not a pair of dtypes: the stored one and the new one"
         return None
+
+
+OPTIONS: Final = tuple(field.name for field in dataclasses.fields(KeyRule)[2:] if field.compare)
+"""What a rule has beside source and target."""
 
 
 def invert_rules(rules: Iterable[KeyRule]) -> tuple[KeyRule, ...]:

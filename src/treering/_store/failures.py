@@ -132,7 +132,7 @@ def naming_file(path: Path) -> Iterator[None]:
     try:
         yield
     except errors.TreeringError as error:
-        if isinstance(error, errors.CorruptError | errors.FormatError) and os.fspath(path) not in error.message:
+        if isinstance(error, errors.CorruptError | errors.FormatError) and repr(os.fspath(path)) not in error.message:
             named = error.message.startswith(f"{path.name} ")
             rest = error.message.removeprefix(path.name) if named else f": {error.message}"
             error.message = f"{show_path(os.fspath(path))!r}{rest}"
