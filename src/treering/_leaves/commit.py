@@ -21,7 +21,7 @@ from treering._coordination.message_board import sweep_messages
 from treering._leaves.branches import judge_branch, read_branches, read_zarray
 from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.index import LEAVES_INDEX
-from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, find_overlap, parse_record
+from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._store.api import Store
 from treering._store.failures import naming_file, taken_meanwhile
 from treering._store.leaves_api import LeavesSave, Move, OlderAttempts, OpenLeaves, Unlisted, Update, has_saver
@@ -361,17 +361,19 @@ def update_for(
     # What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
     # tree without prefix begin as a prefix does.
     kept = set(itertools.chain.from_iterable(others.values()))
-    moves = []
+    moves, staged = [], {}
     for record in records:
         before = branches.get(record.prefix)
         replaced = [] if before is None else [each for each in _folders(before, replaced=True) if each not in kept]
         if before is not None and before.stays:
             replaced = []  # nothing of it is at its key paths
         moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
-        branches[record.prefix] = dataclasses.replace(_branch_of(record), moving=moving)
+        branches[record.prefix] = branch = _branch_of(record)
+        staged[record.prefix] = dataclasses.replace(branch, moving=moving)
         moves.append(Move(attempt=record.attempt, cleared=moving))
     _check_disjoint(records, others)
-    first, second = leaves_index.encode_steps(dataclasses.replace(index, branches=branches), saved)
+    steps = (dataclasses.replace(index, branches=each) for each in (branches | staged, branches))
+    first, second = map(leaves_index.encode_leaves_index, steps)
     return Update(moving=first, moved=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
@@ -524,25 +526,19 @@ def _folders(branch: leaves_index.IndexBranch, *, replaced: bool = False) -> lis
     return list(folders)
 
 
-def _clash(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
-    there = set(others)
-    if "" not in there and find_overlap((*mine, *there)) is None:
-        return None
-    around = {above: other for other in others for above in _above(other)}
-    for folder in mine:
-        if folder in there:
-            return folder, folder
-        if folder in around:
-            return folder, around[folder]
-        for above in _above(folder):
-            if above in there:
-                return folder, above
+def _clash(mine: Sequence[str], others: Iterable[str]) -> tuple[str, str] | None:
+    """Return a folder of each that are equal, or of which one lies in the other."""
+    # In the order of texts, everything that begins as a folder does follows right behind it. The directory is "".
+    ends = sorted((f"{one}/" if one else "", which) for which, some in enumerate((mine, others)) for one in some)
+    around: dict[int, str] = {}  # of each of the two the outermost folder around those that follow
+    for inner, which in ends:
+        if which not in around or not inner.startswith(around[which]):
+            around[which] = inner
+        outer = around.get(1 - which)
+        if outer is not None and inner.startswith(outer):
+            found = inner[:-1], outer[:-1]
+            return found[which], found[1 - which]
     return None
-
-
-def _above(folder: str) -> list[str]:
-    parts = folder.split("/")
-    return ["", *("/".join(parts[:count]) for count in range(1, len(parts)))] if folder else []
 
 
 def _shown(prefix: str | None) -> str:
