@@ -408,11 +408,19 @@ def update_in_attempts(
     for record, other in itertools.product(records, waiting):
         if other.prefix not in saved:
             require_disjoint(record, other.prefix, other.folders, " that was saved without an index")
-    # What is gone already waits no more.
-    branches = {prefix: _replace_superseded(branch, branch.superseded, older) for prefix, branch in others.items()}
+    branches = dict(others)
     for record in records:
         gone = [other.attempt for other in waiting if other.prefix == record.prefix and other.attempt != record.attempt]
-        branches[record.prefix] = _branch_in_attempt(record, index.branches.get(record.prefix), gone, older)
+        before = []
+        if (replaced := index.branches.get(record.prefix)) is not None:
+            _folders(replaced, replaced=True)  # what is damaged or newer is not replaced
+            before += replaced.superseded
+            gone = [*filter(None, [attempt_of(replaced.record or b"")]), *gone]
+        superseded = (*before, *(leaves_index.SupersededSave(attempt, older.now) for attempt in gone))
+        branches[record.prefix] = dataclasses.replace(_branch_of(record, stays=True), superseded=superseded)
+    for prefix, branch in branches.items():  # what is gone already waits no more
+        kept = tuple(one for one in branch.superseded if one.attempt in older.attempts)
+        branches[prefix] = dataclasses.replace(branch, superseded=kept)
     taken = {other.attempt for other in waiting if other.prefix in saved}
     unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *later]
     document = {**index.document, "nonce": secrets.token_hex(16), **({"last attempt": last} if last else {})}
@@ -446,36 +454,6 @@ def _branch_of(record: LeavesRecord, *, stays: bool = False) -> leaves_index.Ind
     entries = [leaves_index.Entry(node["path"], node) for node in nodes]
     document = encode_record(record)
     return leaves_index.IndexBranch(prefix=record.prefix, entries=entries, record=document, moving=None, stays=stays)
-
-
-def _branch_in_attempt(
-    record: LeavesRecord, before: leaves_index.IndexBranch | None, gone: Sequence[str], older: OlderAttempts
-) -> leaves_index.IndexBranch:
-    """Return the branch of a save whose files stay in the folder of its attempt.
-
-    Args:
-        record: of the save.
-        before: the branch that it replaces.
-        gone: other attempts that it replaces.
-        older: what older attempts have there.
-
-    Raises:
-        CorruptError, FormatError: the branch that it replaces is damaged or newer.
-    """
-    superseded: list[leaves_index.SupersededSave] = []
-    if before is not None:
-        _folders(before, replaced=True)  # what is damaged or newer is not replaced
-        superseded += before.superseded
-        gone = [*filter(None, [attempt_of(before.record or b"")]), *gone]
-    superseded += [leaves_index.SupersededSave(attempt, older.now) for attempt in gone]
-    return _replace_superseded(_branch_of(record, stays=True), superseded, older)
-
-
-def _replace_superseded(
-    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], older: OlderAttempts
-) -> leaves_index.IndexBranch:
-    kept = tuple(one for one in superseded if one.attempt in older.attempts)
-    return dataclasses.replace(branch, superseded=kept)
 
 
 def _check_disjoint(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
