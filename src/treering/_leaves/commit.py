@@ -411,13 +411,13 @@ def update_in_attempts(
     branches = dict(others)
     for record in records:
         gone = [other.attempt for other in waiting if other.prefix == record.prefix and other.attempt != record.attempt]
-        before = []
+        superseded: list[leaves_index.SupersededSave] = []
         if (replaced := index.branches.get(record.prefix)) is not None:
             _folders(replaced, replaced=True)  # what is damaged or newer is not replaced
-            before += replaced.superseded
+            superseded += replaced.superseded
             gone = [*filter(None, [attempt_of(replaced.record or b"")]), *gone]
-        superseded = (*before, *(leaves_index.SupersededSave(attempt, older.now) for attempt in gone))
-        branches[record.prefix] = dataclasses.replace(_branch_of(record, stays=True), superseded=superseded)
+        superseded += [leaves_index.SupersededSave(attempt, older.now) for attempt in gone]
+        branches[record.prefix] = dataclasses.replace(_branch_of(record, stays=True), superseded=tuple(superseded))
     for prefix, branch in branches.items():  # what is gone already waits no more
         kept = tuple(one for one in branch.superseded if one.attempt in older.attempts)
         branches[prefix] = dataclasses.replace(branch, superseded=kept)
@@ -426,8 +426,8 @@ def update_in_attempts(
     document = {**index.document, "nonce": secrets.token_hex(16), **({"last attempt": last} if last else {})}
     new = leaves_index.LeavesIndex(branches=branches, document=document, unindexed=unindexed)
     data = leaves_index.encode_leaves_index(new)
-    superseded = itertools.chain.from_iterable(each.superseded for each in branches.values())
-    dropped = [one.attempt for one in superseded if one.since + older.grace <= older.now]
+    past = itertools.chain.from_iterable(each.superseded for each in branches.values())
+    dropped = [one.attempt for one in past if one.since + older.grace <= older.now]
     named = (*unindexed, *(each.record for each in branches.values() if each.record is not None))
     live = {attempt_of(one) for one in named}
     if None in live or not live.isdisjoint(dropped):
