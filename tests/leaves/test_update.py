@@ -53,6 +53,16 @@ def test_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unfinished_update(update.moved) is None
 
 
+def test_the_steps_of_a_save_differ_by_its_moves_alone() -> None:
+    other = flat({"w": (F32, None)}, prefix="b", attempt=FIRST)
+    half = update_for(None, [other]).moving
+    update = update_for(half, [flat({"w": (F32, None)}, prefix="a", attempt=SECOND)])
+    moving = parse_leaves_index(update.moving)
+    branches = {**moving.branches, "a": dataclasses.replace(moving.branches["a"], moving=None)}
+    assert update.moved == encode_leaves_index(dataclasses.replace(moving, branches=branches))
+    assert [branch.moving for branch in branches.values()] == [(), None]
+
+
 def test_a_save_replaces_its_own_branch_only() -> None:
     old = flat({"w": (F32, None), "gone": (F32, None), "s": (TEXT, None)}, prefix="model", attempt=FIRST)
     other = flat({"w": (F32, None)}, prefix="other", attempt=SECOND)

@@ -21,7 +21,7 @@ from treering._coordination.message_board import sweep_messages
 from treering._leaves.branches import judge_branch, read_branches, read_zarray
 from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.index import LEAVES_INDEX
-from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, find_overlap, parse_record
+from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._store.api import Store
 from treering._store.failures import naming_file, taken_meanwhile
 from treering._store.leaves_api import LeavesSave, Move, OlderAttempts, OpenLeaves, Unlisted, Update, has_saver
@@ -361,17 +361,19 @@ def update_for(
     # What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
     # tree without prefix begin as a prefix does.
     kept = set(itertools.chain.from_iterable(others.values()))
-    moves = []
+    moves, staged = [], {}
     for record in records:
         before = branches.get(record.prefix)
         replaced = [] if before is None else [each for each in _folders(before, replaced=True) if each not in kept]
         if before is not None and before.stays:
             replaced = []  # nothing of it is at its key paths
         moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
-        branches[record.prefix] = dataclasses.replace(_branch_of(record), moving=moving)
+        branches[record.prefix] = branch = _branch_of(record)
+        staged[record.prefix] = dataclasses.replace(branch, moving=moving)
         moves.append(Move(attempt=record.attempt, cleared=moving))
     _check_disjoint(records, others)
-    first, second = leaves_index.encode_steps(dataclasses.replace(index, branches=branches), saved)
+    steps = (dataclasses.replace(index, branches=each) for each in (branches | staged, branches))
+    first, second = map(leaves_index.encode_leaves_index, steps)
     return Update(moving=first, moved=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
@@ -406,18 +408,26 @@ def update_in_attempts(
     for record, other in itertools.product(records, waiting):
         if other.prefix not in saved:
             require_disjoint(record, other.prefix, other.folders, " that was saved without an index")
-    # What is gone already waits no more.
-    branches = {prefix: _replace_superseded(branch, branch.superseded, older) for prefix, branch in others.items()}
+    branches = dict(others)
     for record in records:
         gone = [other.attempt for other in waiting if other.prefix == record.prefix and other.attempt != record.attempt]
-        branches[record.prefix] = _branch_in_attempt(record, index.branches.get(record.prefix), gone, older)
+        superseded: list[leaves_index.SupersededSave] = []
+        if (replaced := index.branches.get(record.prefix)) is not None:
+            _folders(replaced, replaced=True)  # what is damaged or newer is not replaced
+            superseded += replaced.superseded
+            gone = [*filter(None, [attempt_of(replaced.record or b"")]), *gone]
+        superseded += [leaves_index.SupersededSave(attempt, older.now) for attempt in gone]
+        branches[record.prefix] = dataclasses.replace(_branch_of(record, stays=True), superseded=tuple(superseded))
+    for prefix, branch in branches.items():  # what is gone already waits no more
+        kept = tuple(one for one in branch.superseded if one.attempt in older.attempts)
+        branches[prefix] = dataclasses.replace(branch, superseded=kept)
     taken = {other.attempt for other in waiting if other.prefix in saved}
     unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *later]
     document = {**index.document, "nonce": secrets.token_hex(16), **({"last attempt": last} if last else {})}
     new = leaves_index.LeavesIndex(branches=branches, document=document, unindexed=unindexed)
     data = leaves_index.encode_leaves_index(new)
-    superseded = itertools.chain.from_iterable(each.superseded for each in branches.values())
-    dropped = [one.attempt for one in superseded if one.since + older.grace <= older.now]
+    past = itertools.chain.from_iterable(each.superseded for each in branches.values())
+    dropped = [one.attempt for one in past if one.since + older.grace <= older.now]
     named = (*unindexed, *(each.record for each in branches.values() if each.record is not None))
     live = {attempt_of(one) for one in named}
     if None in live or not live.isdisjoint(dropped):
@@ -444,36 +454,6 @@ def _branch_of(record: LeavesRecord, *, stays: bool = False) -> leaves_index.Ind
     entries = [leaves_index.Entry(node["path"], node) for node in nodes]
     document = encode_record(record)
     return leaves_index.IndexBranch(prefix=record.prefix, entries=entries, record=document, moving=None, stays=stays)
-
-
-def _branch_in_attempt(
-    record: LeavesRecord, before: leaves_index.IndexBranch | None, gone: Sequence[str], older: OlderAttempts
-) -> leaves_index.IndexBranch:
-    """Return the branch of a save whose files stay in the folder of its attempt.
-
-    Args:
-        record: of the save.
-        before: the branch that it replaces.
-        gone: other attempts that it replaces.
-        older: what older attempts have there.
-
-    Raises:
-        CorruptError, FormatError: the branch that it replaces is damaged or newer.
-    """
-    superseded: list[leaves_index.SupersededSave] = []
-    if before is not None:
-        _folders(before, replaced=True)  # what is damaged or newer is not replaced
-        superseded += before.superseded
-        gone = [*filter(None, [attempt_of(before.record or b"")]), *gone]
-    superseded += [leaves_index.SupersededSave(attempt, older.now) for attempt in gone]
-    return _replace_superseded(_branch_of(record, stays=True), superseded, older)
-
-
-def _replace_superseded(
-    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], older: OlderAttempts
-) -> leaves_index.IndexBranch:
-    kept = tuple(one for one in superseded if one.attempt in older.attempts)
-    return dataclasses.replace(branch, superseded=kept)
 
 
 def _check_disjoint(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
@@ -524,25 +504,19 @@ def _folders(branch: leaves_index.IndexBranch, *, replaced: bool = False) -> lis
     return list(folders)
 
 
-def _clash(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
-    there = set(others)
-    if "" not in there and find_overlap((*mine, *there)) is None:
-        return None
-    around = {above: other for other in others for above in _above(other)}
-    for folder in mine:
-        if folder in there:
-            return folder, folder
-        if folder in around:
-            return folder, around[folder]
-        for above in _above(folder):
-            if above in there:
-                return folder, above
+def _clash(mine: Sequence[str], others: Iterable[str]) -> tuple[str, str] | None:
+    """Return a folder of each that are equal, or of which one lies in the other."""
+    # In the order of texts, everything that begins as a folder does follows right behind it. The directory is "".
+    ends = sorted((f"{one}/" if one else "", which) for which, some in enumerate((mine, others)) for one in some)
+    around: dict[int, str] = {}  # of each of the two the outermost folder around those that follow
+    for inner, which in ends:
+        if which not in around or not inner.startswith(around[which]):
+            around[which] = inner
+        outer = around.get(1 - which)
+        if outer is not None and inner.startswith(outer):
+            found = inner[:-1], outer[:-1]
+            return found[which], found[1 - which]
     return None
-
-
-def _above(folder: str) -> list[str]:
-    parts = folder.split("/")
-    return ["", *("/".join(parts[:count]) for count in range(1, len(parts)))] if folder else []
 
 
 def _shown(prefix: str | None) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def _is_spread(leaves: DescribedLeaves, number: int) -> bool:
     return len({owner for _, owners in leaves.shared_by(number) or () for owner in owners}) > 1
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ManagedSave:
     """A save that waits for its manager.
 
@@ -86,35 +87,33 @@ class ManagedSave:
     this object, and the staged files are removed with it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        staged: LeavesSave,
-        record: LeavesRecord,
-        managed: Iterable[int],
-        commit_callback: Callable[[], object] | None,
-        *,
-        write_index: bool,
-    ) -> None:
-        self._path = path.absolute()  # it is committed later, when the program may work in another folder
-        self._staged = staged
-        self._record = record
-        self._managed = frozenset(managed)
-        self._commit_callback = commit_callback
-        self._write_index = write_index
+    path: Path
+    """The directory; absolute, since it is committed later, when the program may work in another folder."""
+    staged: LeavesSave
+    """The save."""
+    record: LeavesRecord
+    """What it holds, but for what the manager writes."""
+    managed: Container[int]
+    """Numbers of the leaves that the manager writes."""
+    commit_callback: Callable[[], object] | None
+    """Called when it is committed."""
+    write_index: bool
+    """Whether the index names it."""
+
+    def __post_init__(self) -> None:
         # Not at the end of the program: a forked child has that too, and the next save sweeps what is left.
-        weakref.finalize(self, staged.close).atexit = False
+        weakref.finalize(self, self.staged.close).atexit = False
 
     def finish(self) -> None:
         """Commit what the manager wrote."""
-        with report("save", self._path), contextlib.closing(self._staged) as staged:
-            record = _add_managed(self._record, self._managed, staged)
-            commit_record(self._path, staged, record, write_index=self._write_index)
-        if self._commit_callback is not None:
-            self._commit_callback()
+        with report("save", self.path), contextlib.closing(self.staged) as staged:
+            record = _add_managed(self.record, self.managed, staged)
+            commit_record(self.path, staged, record, write_index=self.write_index)
+        if self.commit_callback is not None:
+            self.commit_callback()
 
 
-def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: LeavesSave) -> LeavesRecord:
+def _add_managed(record: LeavesRecord, managed: Container[int], staged: LeavesSave) -> LeavesRecord:
     """Return the whole record: with the layouts and checksums of what the manager wrote, which gets our marker."""
     layouts: dict[ChunkLayout, int] = {}
     leaf_layouts: list[int] = []

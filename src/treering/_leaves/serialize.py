@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -179,9 +179,12 @@ def _serialize_by_manager(path: Path, flat: Flattened, manager: Any, options: Le
 
 
 def _managed_save(
-    path: Path, staged: LeavesSave, record: LeavesRecord, managed: Mapping[int, str], options: LeavesSaveOptions
+    path: Path, staged: LeavesSave, record: LeavesRecord, managed: Container[int], options: LeavesSaveOptions
 ) -> ManagedSave:
-    return ManagedSave(path, staged, record, managed, options.commit_callback, write_index=options.write_index)
+    return ManagedSave(
+        path=path.absolute(), staged=staged, record=record, managed=managed,
+        commit_callback=options.commit_callback, write_index=options.write_index,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan

@@ -10,7 +10,7 @@ import io
 import math
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -297,49 +297,42 @@ def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) ->
     """
     zarr = files.branch.arrays[leaf]
     with files.open_chunk(leaf, chunk) as file, name_leaf(files.keys[leaf], files.shown_chunk(leaf, chunk)):
-        content = _Content(file, files.checksums_of(leaf, chunk))
-        decode(zarr, content.read, file.size, view_as_stored(zarr, into))
+        read = _reader_of(_checked_pieces(file, files.checksums_of(leaf, chunk)))
+        decode(zarr, read, file.size, view_as_stored(zarr, into))
 
 
-class _Content:
-    """The bytes of a file one after the other, each one checked before it is given out."""
-
-    def __init__(self, file: Reader, checksums: array[int] | None) -> None:
-        self._file = file
-        self._checksums = checksums
-        self._block = block_bytes(file.size)
-        self._step = -(-_PIECE_BYTES // self._block) * self._block
-        self._at = 0
-        self._waiting = memoryview(b"")
-
-    def read(self, count: int) -> bytes:
-        """Return the next ``count`` bytes, or what is left of them."""
-        if count <= len(self._waiting):
-            given, self._waiting = bytes(self._waiting[:count]), self._waiting[count:]
-            return given
-        parts = [self._waiting]
-        left = count - len(self._waiting)
-        while left and self._at < self._file.size:
-            piece = self._next()
-            parts.append(piece[:left])
-            self._waiting = piece[left:]
-            left -= len(parts[-1])
-        return b"".join(parts)
-
-    def _next(self) -> memoryview:
-        size = min(self._step, self._file.size - self._at)
-        piece = memoryview(self._file.read(self._at, size))
-        if self._checksums is not None:
-            first = self._at // self._block
-            found = block_checksums(piece, self._block)
-            wanted = self._checksums[first : first + len(found)]
+def _checked_pieces(file: Reader, checksums: array[int] | None) -> Iterator[memoryview]:
+    """Yield the bytes of a file, each one checked before it is given out."""
+    block = block_bytes(file.size)
+    step = -(-_PIECE_BYTES // block) * block
+    for at in range(0, file.size, step):
+        piece = memoryview(file.read(at, min(step, file.size - at)))
+        if checksums is not None:
+            first = at // block
+            found = block_checksums(piece, block)
+            wanted = checksums[first : first + len(found)]
             if found != wanted:
                 wrong = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
-                start = (first + wrong) * self._block
-                where = f"bytes {start} to {min(start + self._block, self._file.size)}"
+                start = (first + wrong) * block
+                where = f"bytes {start} to {min(start + block, file.size)}"
                 raise CorruptError(f"{where} have the checksum {found[wrong]:016x} instead of {wanted[wrong]:016x}")
-        self._at += size
-        return piece
+        yield piece
+
+
+def _reader_of(pieces: Iterator[memoryview]) -> Callable[[int], bytes]:
+    """Return what returns the next so many bytes of pieces, or what is left of them."""
+    waiting = memoryview(b"")
+
+    def read(count: int) -> bytes:
+        nonlocal waiting
+        parts: list[memoryview] = []
+        while count and (waiting or (waiting := next(pieces, waiting))):
+            parts.append(waiting[:count])
+            waiting = waiting[count:]
+            count -= len(parts[-1])
+        return b"".join(parts)
+
+    return read
 
 
 class LeavesSource(Source):

@@ -22,7 +22,6 @@ from treering._leaves.documents.index import (
     IndexBranch,
     LeavesIndex,
     encode_leaves_index,
-    encode_steps,
     entries_of,
     parse_leaves_index,
     record_of,
@@ -169,14 +168,6 @@ def test_entries_are_the_arrays_of_a_record() -> None:
         {"path": "a/b/layer%2E0", "shape": [4, 6], "dtype": "float32"},
         {"path": "a/b/u", "shape": [2], "dtype": "uint8"},
     ]
-
-
-def test_steps_of_a_save() -> None:
-    saved, other = flat({"w": (F32, None)}, prefix="a"), flat({"w": (F32, None)}, prefix="b")
-    index = index_of(branch_of(saved, ("a/w",)), branch_of(other, ()))
-    moving, moved = encode_steps(index, ["a"])
-    assert moving == encode_leaves_index(index)
-    assert moved == encode_leaves_index(index_of(branch_of(saved), branch_of(other, ())))
 
 
 def test_what_is_unknown_in_our_member_stays() -> None:

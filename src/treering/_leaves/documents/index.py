@@ -7,11 +7,10 @@ not understood stays as it is.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import (
@@ -43,11 +42,10 @@ _OF_NODE: Final = ("record", "moving", "stays", "superseded")
 _MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
 _DAMAGED: Final = "treering.leaves.index_leaves rebuilds it from the copies under .treering"
 _OTHER_LIST: Final = f"if another program saved over that tree, save it again, or use another copy; else {_DAMAGED}"
-# What may not stand in a path, and what has to be there somewhere for it when paths are lines.
+# What may not stand in a path.
 _UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
 _IN_ATTEMPT: Final = re.compile(r"\A\.treering/[0-9a-f]{16}/leaves/(?!\Z)")
 _LATEST: Final = 1e12
-_SUSPECT: Final = ("/.", "\n.", "//", "/\n", "\n/", "\n\n", "\0")
 
 
 class Entry(NamedTuple):
@@ -169,33 +167,18 @@ def _entries(nodes: list[Any], prefix: str | None, *, stays: bool) -> list[Entry
     paths = [member(node, "path", str, what) for node in nodes]
     if stays:
         paths = [_IN_ATTEMPT.sub("", path) for path in paths]
-    if not _are_flat(nodes):
-        for node in nodes:
+    for node in nodes:
+        # Nearly all hold nothing but path, shape and dtype: then nothing is nested.
+        if not (len(node) == len(_OF_ENTRY) and type(node.get("dtype")) is str and _is_flat(node.get("shape"))):
             _check_depth(node, what)
-    lines = "\n".join(("", *paths, ""))
-    if nodes and (not lines.isascii() or any(text in lines for text in _SUSPECT)):
-        for path in paths:
-            if _UNSOUND.search(path) and path != ".":
-                raise CorruptError(f"the path {path[:200]!r} of {what} leads out of the directory, or is none")
-        paths = ["" if path == "." else path for path in paths]
-    return list(map(Entry, paths, nodes))
+    for path in paths:
+        if _UNSOUND.search(path) and path != ".":
+            raise CorruptError(f"the path {path[:200]!r} of {what} leads out of the directory, or is none")
+    return [Entry("" if path == "." else path, node) for path, node in zip(paths, nodes, strict=True)]
 
 
-def _are_flat(nodes: list[dict[str, Any]]) -> bool:
-    """Tell whether entries hold nothing but path, shape and dtype, as nearly all do, with columns that run in C."""
-    try:
-        columns = list(zip(*map(_MEMBERS_OF_ENTRY, nodes), strict=True))
-    except KeyError:
-        return False
-    if not columns:
-        return True
-    _, shapes, dtypes = columns
-    return (
-        set(map(len, nodes)) == {len(_OF_ENTRY)}
-        and set(map(type, shapes)) == {list}
-        and set(map(type, itertools.chain.from_iterable(shapes))) <= {int}
-        and set(map(type, dtypes)) == {str}
-    )
+def _is_flat(shape: Any) -> bool:
+    return type(shape) is list and set(map(type, shape)) <= {int}
 
 
 def _read_node(node: Any, prefix: str) -> IndexBranch:
@@ -319,35 +302,12 @@ def encode_leaves_index(index: LeavesIndex) -> bytes:
         >>> json.loads(encode_leaves_index(index))
         {'format': 'tensorstore', 'version': '1.0', 'prefixes': {}, 'arrays': [], 'by': 'me'}
     """
-    return _encode(index, _lists(index))
-
-
-def encode_steps(index: LeavesIndex, moved: Collection[str | None]) -> tuple[bytes, bytes]:
-    """Return an index and, behind it, the same one when the files of some branches have been moved.
-
-    Args:
-        index: with ``moving`` where files are to be moved.
-        moved: prefixes of the branches that have none in the second one.
-    """
-    lists = _lists(index)
-    branches = {
-        prefix: dataclasses.replace(branch, moving=None) if prefix in moved else branch
-        for prefix, branch in index.branches.items()
-    }
-    return _encode(index, lists), _encode(dataclasses.replace(index, branches=branches), lists)
-
-
-def _lists(index: LeavesIndex) -> dict[str | None, str]:
-    """Return the list of entries of each branch, laid out."""
-    return {prefix: _list(branch.entries, 2 if prefix is None else 3) for prefix, branch in index.branches.items()}
-
-
-def _encode(index: LeavesIndex, lists: Mapping[str | None, str]) -> bytes:
-    members = ",\n".join(f"  {quote(name)}: {text}" for name, text in _members(index, lists))
+    members = ",\n".join(f"  {quote(name)}: {text}" for name, text in _members(index))
     return f"{{\n{members}\n}}".encode("ascii")
 
 
-def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tuple[str, str]]:
+def _members(index: LeavesIndex) -> Iterator[tuple[str, str]]:
+    lists = {prefix: _list(branch.entries, 2 if prefix is None else 3) for prefix, branch in index.branches.items()}
     prefixed = [prefix for prefix in lists if prefix is not None]
     yield "format", quote("tensorstore")
     yield "version", quote("2.0" if prefixed else "1.0")

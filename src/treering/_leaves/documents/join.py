@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bisect
 import dataclasses
 import itertools
 import re
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from treering._codec.documents import check_hashes, check_texts, decode_text, member, parse_json
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name
@@ -73,9 +74,6 @@ class LazySequence(Sequence[T_co]):
 
 # Rows of leaves without checksums, in all: their number is what a ``.zarray`` claims, and no table bears it out.
 _MOST_UNCHECKED_ROWS: Final = 100_000
-
-_Described: TypeAlias = tuple[int, list[Box | None], int]
-"""Size, boxes and block of the chunk files of one array."""
 
 
 def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
@@ -167,12 +165,9 @@ class _Rows:
     """The rows of chunks as they are found, leaf after leaf."""
 
     def __init__(self, *, verified: bool) -> None:
-        self.folders: list[str] = []
-        self.arrays: list[ZarrArray] = []
-        self.firsts: list[int] = [0]
-        self.owners: list[int] = []
         self.checksums: array[int] = array("Q")
         self._verified = verified
+        self._files: dict[int, tuple[str, ZarrArray]] = {}
         self._leaf: list[int] = []
         self._box: list[Box | None] = []
         self._nbytes: list[int] = []
@@ -191,52 +186,31 @@ class _Rows:
         arrays = arrays_of(record)
         most = None if checked else _MOST_UNCHECKED_ROWS
         known = {key: _describe_files(this, most) for key, this in {id(this): this for this in arrays}.items()}
-        found = [known[id(this)] for this in arrays]
-        leaves = [first + leaf for leaf in record.stored_leaves()]
-        if checked and all(len(boxes) == 1 for _, boxes, _ in known.values()):
-            self._add_single(leaves, record.folders, arrays, found)
-            if starts:
-                self.checksums += record.checksums
-            return
-        for number, (nbytes, boxes, block) in enumerate(found):
+        stored = zip(record.stored_leaves(), record.folders, arrays, strict=True)
+        for number, (leaf, folder, this) in enumerate(stored):
+            nbytes, boxes, block = known[id(this)]
             count = len(boxes)
             if not count or (not checked and count > self._room):
                 continue
             self._room -= 0 if checked else count
-            self._leaf += [leaves[number]] * count
+            self._leaf += [first + leaf] * count
             self._box += boxes
             self._nbytes += [nbytes] * count
             self._block += [block] * count
-            self.owners += [len(self.folders)] * count
-            self.firsts.append(self.firsts[-1] + count)
-            self.folders.append(record.folders[number])
-            self.arrays.append(arrays[number])
+            self._files[first + leaf] = folder, this
             if starts:
                 self.checksums += record.checksums[starts[number] : starts[number + 1]]
 
-    def _add_single(
-        self, leaves: list[int], folders: Sequence[str], arrays: Sequence[ZarrArray], found: Sequence[_Described]
-    ) -> None:
-        """Add leaves that have one chunk each, as thousands of small ones have, by columns."""
-        self._leaf += leaves
-        self._box += [None] * len(leaves)
-        self._nbytes += [nbytes for nbytes, _, _ in found]
-        self._block += [block for _, _, block in found]
-        self.owners += range(len(self.folders), len(self.folders) + len(leaves))
-        last = self.firsts[-1]
-        self.firsts += range(last + 1, last + 1 + len(leaves))
-        self.folders += folders
-        self.arrays += arrays
-
     def files(self) -> LazySequence[DataFile]:
-        """Return the chunk files; ten thousand of them are two columns."""
+        """Return the chunk files; ten thousand of them are one column."""
 
         def make(row: int) -> DataFile:
-            leaf = self.owners[row]
-            name = f"{self.folders[leaf]}/{chunk_name(self.arrays[leaf], row - self.firsts[leaf])}".removeprefix("/")
-            return DataFile(name=name, nbytes=chunk_bytes(self.arrays[leaf]), header=0, digest=None)
+            leaf = self._leaf[row]
+            folder, this = self._files[leaf]
+            name = f"{folder}/{chunk_name(this, row - bisect.bisect_left(self._leaf, leaf))}".removeprefix("/")
+            return DataFile(name=name, nbytes=chunk_bytes(this), header=0, digest=None)
 
-        return LazySequence(len(self.owners), make)
+        return LazySequence(len(self._leaf), make)
 
     def chunks(self) -> Chunks:
         """Return the columns."""
@@ -251,7 +225,7 @@ class _Rows:
         )
 
 
-def _describe_files(this: ZarrArray, most: int | None) -> _Described:
+def _describe_files(this: ZarrArray, most: int | None) -> tuple[int, list[Box | None], int]:
     """Return size, boxes and block of the chunk files of a leaf; no boxes where they are not plain and whole."""
     count, nbytes = chunk_count(this), chunk_bytes(this)
     whole_chunks = not any(length % chunk for length, chunk in zip(this.shape, this.chunks, strict=True))

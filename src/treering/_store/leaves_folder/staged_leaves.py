@@ -69,25 +69,22 @@ _TRIES = 20
 class _StagedFiles(LeafWriter):
     """The files that this process writes into the folder of an attempt."""
 
-    def __init__(self, path: Path) -> None:
-        """Nothing is open yet; `_open_at` says where."""
-        self._shown = os.fspath(path)
+    def __init__(self, tree: FolderTree, shown: str, attempt: str) -> None:
+        """Write for an attempt below the open directory, which the caller calls ``shown`` and this closes."""
+        self._tree, self._shown, self.attempt = tree, shown, attempt
         self._lock = threading.Lock()
         self._names: dict[Parts, list[str]] = {}
-        self._ended = True
+        self._ended = False
+        self.store = PosixStore.over(tree.root)
+        self._staged = staged_leaves(attempt)
+        around = "/".join([tree.root.path, *self._staged, "", ""])  # one slash before the folder, and one behind it
+        self._room = _LONGEST_PATH - len(os.fsencode(around)) - _CHUNK_NAME_BYTES
 
     def close(self) -> None:
         """Give everything back; the files stay."""
         if not self._ended:
             self._ended = True
             self._tree.close()
-
-    def _open_at(self, tree: FolderTree, attempt: str) -> None:
-        self._tree, self.attempt, self._ended = tree, attempt, False
-        self.store = PosixStore.over(tree.root)
-        self._staged = staged_leaves(attempt)
-        around = "/".join([tree.root.path, *self._staged, "", ""])  # one slash before the folder, and one behind it
-        self._room = _LONGEST_PATH - len(os.fsencode(around)) - _CHUNK_NAME_BYTES
 
     def write(self, folder: str, files: Sequence[LeafFile]) -> None:
         """Make the folder of a leaf and files in it, small ones in few system calls."""
@@ -153,10 +150,10 @@ class JoinedLeaves(_StagedFiles):
     """
 
     def __init__(self, path: Path, attempt: str, nbytes: int = 0) -> None:
-        super().__init__(path)
-        with naming(self._shown, "write"), contextlib.ExitStack() as undo:
-            tree = undo.enter_context(FolderTree(Folder(resolved_folder(self._shown)), self._shown))
-            self._open_at(tree, attempt)
+        shown = os.fspath(path)
+        with naming(shown, "write"), contextlib.ExitStack() as undo:
+            tree = undo.enter_context(FolderTree(Folder(resolved_folder(shown)), shown))
+            super().__init__(tree, shown, attempt)
             self._found = self._await_attempt()
             tree.root.require_space(nbytes)
             undo.pop_all()
@@ -218,16 +215,15 @@ class StagedLeaves(_StagedFiles, LeavesSave):
     """
 
     def __init__(self, path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> None:
-        super().__init__(path)
         self._unfinished = unfinished
-        self._made: list[str] = []
         self._joint = attempt is not None
         self._durable = False
-        with naming(self._shown, "write"):
-            target = resolved_folder(self._shown)
+        shown = os.fspath(path)
+        with naming(shown, "write"):
+            target = resolved_folder(shown)
             for left in reversed(range(_TRIES)):
                 try:
-                    self._begin(target, attempt, nbytes)
+                    self._begin(target, shown, attempt, nbytes)
                     break
                 except FileNotFoundError as error:
                     # A saver that failed removed the directory that it had made: begin again.
@@ -274,36 +270,34 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         """
         with naming(self._shown, "write"):
             self._make_durable(record)
+            saving = LeavesCommit(self._tree, self._own, self._unfinished)
             if listed:
-                with self._committing() as saving, saving:  # left twice, so that an interrupt cannot keep the lock
+                with saving, saving:  # left twice, so that an interrupt cannot keep the lock
                     saving.change(update)
                 return
             self._own.write(PENDING, b"")
             self._tree.sync(self._own.parts)
             self._own.kept = True
             # It is saved. Whatever cannot be moved now is moved when an index takes it up.
-            with contextlib.suppress(OSError, LinkRefusedError), self._committing() as saving, saving:
+            with contextlib.suppress(OSError, LinkRefusedError), saving, saving:
                 saving.move_unindexed()
 
-    def _begin(self, target: str, attempt: str | None, nbytes: int) -> None:
+    def _begin(self, target: str, shown: str, attempt: str | None, nbytes: int) -> None:
         """Make the directory and the folder of this attempt in it."""
         with contextlib.ExitStack() as undo:
             made = make_folder(target)
             undo.callback(remove_folders, made)
-            tree = undo.enter_context(FolderTree(Folder(target), self._shown))
+            tree = undo.enter_context(FolderTree(Folder(target), shown))
             if tree.root.find(CHECKPOINT) is not None:
-                raise checkpoint_error(self._shown)
+                raise checkpoint_error(shown)
             own = AttemptFolder(tree, attempt)
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
             tree.root.require_space(nbytes)
-            self._open_at(tree, own.attempt)
+            super().__init__(tree, shown, own.attempt)
+            self._made, self._own = made, own
             undo.pop_all()
-        self._made, self._own = made, own
-
-    def _committing(self) -> LeavesCommit:
-        return LeavesCommit(self._open_tree, self._own, self._unfinished)
 
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
@@ -317,7 +311,7 @@ class StagedLeaves(_StagedFiles, LeavesSave):
                 )
                 tree.sync_written(self._staged, staged)
             self._own.write(RECORD, record)
-            self._tree.sync(self._own.parts)
+            tree.sync(self._own.parts)
         if not self._made and tree.find((), INDEX) is None:
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(tree.root.path)

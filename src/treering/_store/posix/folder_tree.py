@@ -286,11 +286,7 @@ class FolderTree(Closable):
             with self.open(parts, name, _CONTENT) as opened:
                 descriptors.sync(opened.number)
 
-        if len(jobs) > _ONE_BY_ONE:
-            map_together(sync, jobs, _THREADS)
-        else:
-            for job in jobs:
-                sync(job)
+        map_together(sync, jobs, _THREADS if len(jobs) > _ONE_BY_ONE else 1)
 
     def _at(self, parts: Parts, kept: Parts = ()) -> Folder:
         """Return a folder, opened from the nearest one that is open; the one that is ``kept`` stays open on the way."""

@@ -371,13 +371,14 @@ class PosixTransaction(Transaction):
             self._folder.require_writable(self._name)
         old = _stat_of(base)
         self._folder.create(marker, 0o600 if old else 0o666, into=self._file)
-        try:
-            self._hold()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.abort)  # no journal without its writer
+            # Locked for as long as we live: folders of network file systems are locked for one machine only.
+            if self._file.lock() is False or self._folder.find(marker) is None:
+                raise FileNotFoundError(errno.ENOENT, "another machine removed it before it was locked")
             if old:
                 descriptors.take_over(self._file.number, old)
-        except BaseException:  # an interrupt too: no journal without its writer; raised again below
-            self.abort()
-            raise
+            undo.pop_all()
         if base is None and not self._made:  # the names of those that were made are durable
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(self._store.resolved())
@@ -389,7 +390,9 @@ class PosixTransaction(Transaction):
         The names of the data are durable before the document has its own.
         """
         self._require_current()
-        self._prepare(data)
+        write_all(self._file.number, memoryview(data))
+        descriptors.sync(self._file.number)
+        self._folder.sync()
         self._identity = os.fstat(self._file.number)
         if descriptors.fcntl is None:  # Windows renames only what is closed
             self._file.close()
@@ -466,19 +469,9 @@ class PosixTransaction(Transaction):
         removed = functools.partial(self._folder.remove, self._name)
         return self._store.change(self._name, found.version, removed, gone=Outcome.DONE) is Outcome.DONE
 
-    def _hold(self) -> None:
-        """Lock the journal for as long as we live: folders of network file systems are locked for one machine only."""
-        if self._file.lock() is False or self._folder.find(self._marker) is None:
-            raise FileNotFoundError(errno.ENOENT, "another machine removed it before it was locked")
-
     def _require_current(self) -> None:
         if not self._folder.is_there():
             raise FileNotFoundError(errno.ENOENT, "another process moved or removed the folder")
-
-    def _prepare(self, data: bytes) -> None:
-        write_all(self._file.number, memoryview(data))
-        descriptors.sync(self._file.number)
-        self._folder.sync()
 
     def _become_first(self) -> None:
         """Commit where no document is.

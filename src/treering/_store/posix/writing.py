@@ -446,22 +446,16 @@ def stage_folder(path: Path, suffix: str) -> Iterator[StagedFolder]:
     with naming(shown, "write"):
         target = resolved_folder(shown)
         _require_free(target, shown)
-        made = make_folder(os.path.dirname(target))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(remove_folders, make_folder(os.path.dirname(target)))
             _sweep_folders(target, suffix)
             staged, opened = _make_staged(f"{target}{suffix}-")
-        except BaseException:  # an interrupt too; raised again below
-            remove_folders(made)
-            raise
-        try:
+            undo.callback(_remove_tree, staged)
             with opened or contextlib.nullcontext():
                 yield StagedFolder(staged, functools.partial(_write_into, staged))
                 _sync_all(staged)
                 _put_in_place(staged, target, shown)
-        except BaseException:  # an interrupt too; raised again below
-            _remove_tree(staged)
-            remove_folders(made)
-            raise
+            undo.pop_all()
         try:
             sync_folder(os.path.dirname(target))
         except OSError as error:
