@@ -22,7 +22,7 @@ from treering._format.document import read_summary
 from treering._store.api import Closable, Document, Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
-from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
+from treering._store.open_folder import find_index, index_document, index_heads, is_removed
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
 
@@ -176,9 +176,7 @@ class RunFolder(Closable):
 
     def _indexed(self) -> list[int]:
         if not self.store.asks_by_request:
-            folders = self.folders()
-            told = zip(folders, has_indexes(self.store, list(map(step_name, folders))), strict=True)
-            return [step for step, there in told if (self._has_index(step) if there is None else there)]
+            return list(filter(self._has_index, self.folders()))
         # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
         listed = self._listed()
         gone = set(self._tombstones(listed))
