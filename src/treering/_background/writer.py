@@ -87,6 +87,7 @@ class SaveJob(Watch):
         ended: told of its end, with the error or None, before anybody else; returns whether it takes care of the error.
 
     Attributes:
+        tells: the same as ``ended``.
         doing: what it does, for messages.
         stage: how far it is.
         error: why it failed, once it has ended; None where it is saved.
@@ -114,7 +115,7 @@ class SaveJob(Watch):
         self.moved_at = time.monotonic()
         self.number: Final = next(_numbers)
         self._raised = False
-        self._ended = ended
+        self.tells: Final = ended
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._waiters = Waiters()
@@ -174,10 +175,6 @@ class SaveJob(Watch):
                 wanted(done, total)
 
         return step
-
-    def tell(self, error: BaseException | None) -> None:
-        """Tell whoever takes care of its end how it came, before anybody else hears of it."""
-        self.forgiven = self._ended is not None and self._ended(self, error)
 
     def end(self, error: BaseException | None) -> None:
         """Note how it ended."""
@@ -462,10 +459,15 @@ class Writer:
             # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
             release_frames(error)
-        job.tell(error)
+        self.note_end(job, error)
+        _here.writes = False
+
+    def note_end(self, job: SaveJob, error: BaseException | None) -> None:
+        """Note how a save ended: one that was written, or failed before it was handed over."""
+        if job.tells is not None:
+            job.forgiven = job.tells(job, error)
         with self._lock:
             job.end(error)
-            _here.writes = False
             if error is None or job.forgiven:
                 self.excuse(job.run, before=job)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
@@ -482,14 +484,6 @@ class Writer:
         """Return what is in flight to a path, or as a step of the run there; all of it for None."""
         with self._lock:
             return [job for job in self.jobs if path is None or path in (job.path, job.run)]
-
-    def note_failed(self, job: SaveJob, error: BaseException) -> None:
-        """Note a save that failed before it was handed over."""
-        job.tell(error)
-        with self._lock:
-            job.end(error)
-            self.excuse(job.run, before=job)
-            self.failed = [*self.failed, job]
 
     def excuse(self, run: Path | None, *, before: SaveJob | None = None) -> None:
         """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts.
