@@ -19,9 +19,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from treering._checkpoint.transaction import finish_removals, sweep_attempts
 from treering._codec.key_document import HEAD_BYTES, is_tombstone_size
@@ -71,12 +71,6 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             return False
         if not folder.asks_by_request:
             _tidy(folder, transaction, names_in)
-            found = find_index(folder)
-            if found is None:
-                return False
-            if not found.is_file:
-                what = f"{os.fspath(shown / INDEX)!r} is not a file of its own"
-                raise LinkRefusedError(what, hint="remove it yourself")
         try:
             index = index_document(folder)
         except NotFoundError:
@@ -287,6 +281,7 @@ _MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4
 _NOT_LOADED: Final = b""
+_FindHeld: TypeAlias = Callable[[RunFolder, Collection[int]], Mapping[int, str]]
 
 
 class KnownSteps:
@@ -487,14 +482,16 @@ class KnownSteps:
 
 def judge(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None = None) -> list[Verdict]:
     """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
+    return read_run(path, lambda run: _judge(run, records_in(run).steps, keep, spared or {}, held_steps), [])
 
-    def read(run: RunFolder) -> list[Verdict]:
-        verdicts = retained(keep, records_in(run).steps)
-        going = _going(verdicts)
-        held = held_steps(run, going) if going else {}
-        return spare(verdicts, uncalled_steps(run, going) | held | dict(spared or {}))
 
-    return read_run(path, read, [])
+def _judge(
+    run: RunFolder, steps: Sequence[StepRecord], keep: Policy | None, spared: Mapping[int, str], find_held: _FindHeld
+) -> list[Verdict]:
+    verdicts = spare(retained(keep, steps), spared)
+    going = _going(verdicts)
+    # Another program may have them to do, or hold them.
+    return spare(verdicts, {**uncalled_steps(run, going), **find_held(run, going)}) if going else verdicts
 
 
 def _going(verdicts: Iterable[Verdict]) -> set[int]:
@@ -529,10 +526,7 @@ def collect(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None
 
     def remove(run: RunFolder) -> list[Verdict]:
         records = records_in(run)
-        verdicts = spare(retained(keep, records.steps), spared or {})
-        verdicts = spare(verdicts, uncalled_steps(run, _going(verdicts)))  # another program may have them to do
-        going = _going(verdicts)
-        verdicts = spare(verdicts, end_leases(run, going) if going else {})
+        verdicts = _judge(run, records.steps, keep, spared or {}, end_leases)
         going = _going(verdicts)
         errors, held = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
         with collect_errors(errors):
