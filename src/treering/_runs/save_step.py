@@ -9,7 +9,7 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeAlias
 
@@ -354,9 +354,7 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
         if order.replaced or order.left:
             run.known.forget()
         more = len(in_flight(run.path)) > 1
-        collect_after(
-            run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more, noted=order.noted
-        )
+        collect_after(run, step, order, seconds=seconds, more_follow=more)
         run.unmeasured = unknown_metrics(run.keep, run.known.records.values())
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
@@ -367,14 +365,7 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
 
 
 def collect_after(
-    state: RunState,
-    step: int,
-    *,
-    there: Iterable[int] | None,
-    left: Collection[int] = (),
-    seconds: float | None,
-    more_follow: bool = False,
-    noted: bool = False,
+    state: RunState, step: int, order: Order, *, seconds: float | None, more_follow: bool = False
 ) -> None:
     """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
 
@@ -385,11 +376,9 @@ def collect_after(
     Args:
         state: the run.
         step: the step.
-        there: the steps whose folders were there when the save began, and those that were in flight; None to look.
-        left: the steps that this save has left behind.
+        order: where it stands among the others.
         seconds: how long the save took.
         more_follow: whether another save of the run is waiting, which will note this step too.
-        noted: whether the run has noted steps that were passed over.
 
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
@@ -405,8 +394,8 @@ def collect_after(
             errors, back = gc.remove_superseded(run)
             leased = run.is_left_for_leases() if back is None else back.leases
         hidden = run.superseded_steps() if back is not None else ()
-        known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
-        judged = _judge(state, run, step, errors, noted=noted)
+        known.refresh(run, step, order.there, seconds=seconds, left={*order.left, *hidden})
+        judged = _judge(state, run, step, errors, noted=order.noted)
         held = _find_held(run, known.records, judged, errors) if leased else ()
         spared = {*held, *(() if state.calls is None else state.calls.pending())}
         going = {old: digest for old, digest in judged.items() if old not in spared}
