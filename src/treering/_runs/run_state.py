@@ -70,6 +70,8 @@ class RunState:
         on_save_error: "raise", or "warn" where a failed save does not end training.
         max_failures: after how many failures in a row it does.
         search: other folders that may have steps of it.
+        incremental: whether saves share files with the step before.
+        full_every: every how many saves one shares none.
         on_commit: what is called for each step that was committed; None: nothing.
 
     Attributes:
@@ -107,6 +109,7 @@ class RunState:
     def __init__(
         self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None,
         on_save_error: str = "raise", max_failures: int | None = None, search: Sequence[str | os.PathLike[str]] = (),
+        incremental: bool = False, full_every: int | None = None,
         on_commit: Callable[[StepCommit], object] | None = None,
     ) -> None:  # fmt: skip
         _require_rule("keep", keep, Policy, "KeepLast(3)")
@@ -130,7 +133,7 @@ class RunState:
         self.resumed: int | None = None
         self.passed: dict[int, str | None] = {}
         self.held: int | None = None
-        self.increment: Increment | None = None
+        self.increment = _increment(self, incremental, full_every) if incremental or full_every is not None else None
         self.whole: list[Path] = []
         self.damaged: set[Path] = set()
         if not (on_commit is None or callable(on_commit)):
@@ -189,8 +192,7 @@ class RunState:
             TreeringError: a save failed.
         """
         begun = time.monotonic()
-        wait_for(self.path, timeout)
-        self.raise_unreported()
+        self.finish_saves(timeout)
         self.warn()
         end = time.monotonic() + self.timeout if timeout is None else begun + timeout
         self._await_calls(end)
@@ -207,14 +209,14 @@ class RunState:
         raise_unreported(self.path)
         self.outcomes.settle(raises=raises)
 
-    def finish_saves(self) -> None:
+    def finish_saves(self, timeout: float | None = None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, or warn of it, unless that was told.
 
         Raises:
-            TimedOutError: a save shows no progress any more.
+            TimedOutError: it takes longer than ``timeout`` seconds, or shows no progress any more.
             TreeringError: a save failed.
         """
-        wait_for(self.path)
+        wait_for(self.path, timeout)
         self.raise_unreported()
 
     def timeout_of(self, decision: Decision) -> float:
@@ -418,7 +420,7 @@ class RunState:
         self.broadcast(work, doing, before=self.finish_saves)
 
 
-def step_increment(run: RunState, *, incremental: bool, full_every: int | None) -> Increment:
+def _increment(run: RunState, incremental: bool, full_every: int | None) -> Increment:
     """Return what says which steps a save may share files with: the one that this process saved or loaded last, if any.
 
     Never with one that was passed over when the run was resumed: its damage would be that of all that follow.
