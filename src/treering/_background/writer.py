@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import dataclasses
 import enum
 import itertools
 import math
@@ -19,9 +18,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NoReturn, Self, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from treering._arrays.jobs import Progress
 from treering._printable import show_path
@@ -331,26 +330,6 @@ MOST: Final = 2
 """How many saves are in flight at most: one is written, one waits."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reservation:
-    """The room of one save among those in flight, a context manager: left by an error, it is given up.
-
-    Entered twice, so that an interrupt in the end of one block is met by the other; nothing is taken before `take`.
-    """
-
-    take: Callable[[], None]
-    """Waits until there is room, and takes it; TimedOutError where the saves in flight show no progress any more."""
-    give_up: Callable[[], None]
-    """Gives it back."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.give_up()
-
-
 class Writer:
     """The saves of this process that are in flight, and those whose errors nobody knows.
 
@@ -370,7 +349,12 @@ class Writer:
 
     # -------------------------------------------------------------------------------------------------- taking saves
 
-    def _admit(self, job: SaveJob) -> None:
+    def admit(self, job: SaveJob) -> None:
+        """Wait until there is room for a save, and take it.
+
+        Raises:
+            TimedOutError: the saves in flight show no progress any more.
+        """
         limit = async_bytes()
 
         def has_room() -> bool:
@@ -391,17 +375,21 @@ class Writer:
         note_value("save/in_flight", len(jobs))
         note_value("save/in_flight_bytes", sum(job.nbytes for job in jobs))
 
-    def reserve(self, job: SaveJob) -> Reservation:
-        """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
-        return Reservation(lambda: self._admit(job), lambda: self._give_up(job))
+    @contextlib.contextmanager
+    def handing_over(self, job: SaveJob) -> Iterator[None]:
+        """Where the block fails, drop a save that was not handed over, and let the thread see one that was.
 
-    def _give_up(self, job: SaveJob) -> None:
-        """Drop a save that was not handed over; let the thread see one that was."""
-        with self._lock:
-            if not self.has_taken(job):
-                self._drop(job)
-        self._queued.put(None)
-        self._changed.notify()
+        Entered twice, so that an interrupt in the end of one block is met by the other.
+        """
+        try:
+            yield
+        except BaseException:  # raised again below
+            with self._lock:
+                if not self.has_taken(job):
+                    self._drop(job)
+            self._queued.put(None)
+            self._changed.notify()
+            raise
 
     def has_taken(self, job: SaveJob) -> bool:
         """Tell whether a save was handed over: it will end, well or not."""
