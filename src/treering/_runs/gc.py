@@ -38,7 +38,7 @@ from treering._store.waiting import has_waiting_names, list_names, listed_in, re
 from treering._values import checkpoint_names, timing
 from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, is_passing, step_name
 from treering._values.telemetry import report
-from treering.errors import BusyError, LinkRefusedError, NotFoundError, PermissionDeniedError, TreeringError
+from treering.errors import BusyError, NotFoundError, PermissionDeniedError, TreeringError
 from treering.rules import Policy, Verdict, find_deciders, removable, retained
 
 
@@ -355,7 +355,9 @@ class KnownSteps:
             data = run.read_document()
             self.records = {record.step: record for record in document_in(data).steps}
             self._head = None if data is None else data[:HEAD_BYTES]
-        folders = {*(self._folders_in(run) if there is None else there), step}.difference(left)
+        if there is None:  # where a bucket denies to list them, those that are known
+            there = unless_denied(run.store, run.folders, lambda: list(self.records))
+        folders = {*there, step}.difference(left)
         self.drop(self.records.keys() - folders)
         self._blank &= folders
         # What processes that were late could still read of the save before this one is of no use any more.
@@ -371,10 +373,6 @@ class KnownSteps:
         self._untidy |= fresh - {step}  # its own save has swept there
         if step in self.records:
             self.records[step] = dataclasses.replace(self.records[step], seconds=seconds)
-
-    def _folders_in(self, run: RunFolder) -> Collection[int]:
-        """Return the steps whose folders are there; where a bucket denies to list them, those that are known."""
-        return unless_denied(run.store, run.folders, lambda: list(self.records))
 
     def _survey(self, run: RunFolder, folders: set[int]) -> None:
         """List the steps that have a tombstone, and those to tidy, where one listing tells."""
