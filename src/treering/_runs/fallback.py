@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from treering import errors
 from treering._arrays.host import this_processes
-from treering._background.saves import finish_saves
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import not_shared
 from treering._codec.documents import json_text
@@ -29,7 +28,7 @@ from treering._printable import show_path
 from treering._runs.folder import GONE, NOT_READ, RunFolder
 from treering._runs.results import Fallback
 from treering._runs.run_state import RunState
-from treering._runs.steps import missing_step, read_record, read_run, step_path, steps_of
+from treering._runs.steps import latest_of, missing_step, read_record, read_run, step_path, steps_of
 from treering._store.resolve import store_at
 from treering._values.human import pluralize
 from treering._values.telemetry import warn_of
@@ -85,18 +84,21 @@ class NewestStep:
 
     Attributes:
         passed: the steps that were passed over, with why; alike on all processes.
+        gone: the step that some did not find when they read it; None where all did.
     """
 
     def __init__(self, run: RunState, fallback: bool | Fallback, *, entire: bool = True) -> None:
         self._run = run
         self._entire = entire
         self._goes_back = bool(fallback)
+        # Else only the latest step of the run's own folder is looked at.
+        self._chooses = self._goes_back or len(run.roots) > 1
         self._most = fallback.max_attempts if isinstance(fallback, Fallback) else None
         self.passed: dict[_Candidate, str] = {}
         # Roots that could not be reached, as process 0 found.
         self._unreached: dict[int, errors.TreeringError] = {}
         self._tried_twice: set[_Candidate] = set()
-        self._gone: _Candidate | None = None
+        self.gone: _Candidate | None = None
 
     # ------------------------------------------------------------------------------------------------------ choosing
 
@@ -106,7 +108,10 @@ class NewestStep:
         Raises:
             StoreError: a root cannot be reached, and the caller did not ask for a fallback, or no step is left.
         """
-        there = self.list_steps()
+        if self._chooses:
+            there = self.list_steps()
+        else:
+            there = [_Candidate(step, 0) for step in (latest_of(self._run.path),) if step is not None]
         for one in there:
             if one not in self.passed:
                 use = _Use.READ
@@ -186,8 +191,8 @@ class NewestStep:
         except errors.TreeringError as error:
             raise name_both(error, own) from own
         outcomes = [reply["outcome"] for reply in heard]
-        if _Outcome.GONE in outcomes and self._gone != one and _Outcome.OTHER not in outcomes:
-            self._gone = one  # newer steps may have been saved meanwhile
+        if _Outcome.GONE in outcomes and self.gone != one:
+            self.gone = one  # newer steps may have been saved meanwhile
             return None
         if {_Outcome.OTHER, _Outcome.GONE}.intersection(outcomes):
             if _Outcome.GONE in outcomes:
@@ -195,7 +200,8 @@ class NewestStep:
                 require_one_folder(self._run, one.step, gone)
             if own is not None:
                 raise own
-            raise_failures(heard, doing)
+            if self._chooses:
+                raise_failures(heard, doing)
         if _Outcome.AGAIN in outcomes:
             self._tried_twice.add(one)
             return None
@@ -227,6 +233,8 @@ class NewestStep:
         Raises:
             StoreError: it cannot be noted.
         """
+        if not self._chooses:
+            return
         run = self._run
         marks: dict[int, str | None] = dict.fromkeys(step for step, root in self.passed if not root)
 
@@ -304,16 +312,21 @@ def try_read(read: Read[T], step: int, root: Path) -> tuple[Callable[[], T] | Ex
 
 
 def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, entire: bool) -> T:
-    """Return what is read of the newest step that can be used; `Run.load` says more."""
+    """Return what is read of the newest step that can be used; None stands for it where there is none.
+
+    Another program may save newer steps, and remove this one, while it is read. Then all processes choose again.
+    """
     search = NewestStep(run, fallback, entire=entire)
     doing = f"look for the latest step of {run.shown!r}"
-    while (code := run.broadcast(search.choose, doing, before=lambda: finish_saves(run.path))) is not None:
+    while (code := run.broadcast(search.choose, doing, before=run.finish_saves)) is not None:
         one = search.take(code)
         ended = None if one is None else search.try_step(one, read)
         if one is not None and ended is not None:
             search.finish(one)
             return ended()
     search.require_none_passed()
+    if search.gone is not None:  # whoever hears that nothing was ever saved may begin anew
+        raise missing_step(run.shown, search.gone.step, [])
     return read(None, run.path)()
 
 

@@ -20,10 +20,9 @@ from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
-from treering._coordination.allgather import name_both
 from treering._format.run_document import find_note
 from treering._printable import kind_of, show_path
-from treering._runs.fallback import Read, load_newest, require_one_folder, root_of, try_read
+from treering._runs.fallback import load_newest, root_of
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Fallback, Resumed
 from treering._runs.run_state import RunState, require_step_number
@@ -61,7 +60,7 @@ def load_step(
             raise errors.NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
         return _load(run, root, latest, like, options)
 
-    return _of_latest(run, read, fallback, options)
+    return load_newest(run, read, fallback, entire=options.entire)
 
 
 def load_or_init(
@@ -75,7 +74,7 @@ def load_or_init(
         with showing(options.progress):
             return _load_or_init(run, root, step, init_fn, options)
 
-    return _of_latest(run, read, fallback, options)
+    return load_newest(run, read, fallback, entire=options.entire)
 
 
 def _check_fallback(fallback: object) -> None:
@@ -85,45 +84,6 @@ def _check_fallback(fallback: object) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
-
-
-def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback, options: LoadOptions) -> T:
-    """Return what is read of the latest step; None stands for it where there is none.
-
-    Another program may save newer steps, and remove this one, while it is read. Then all processes begin again.
-
-    Args:
-        run: the run.
-        read: reads a step, and returns what ends the load where all processes have read it.
-        fallback: whether to go back where it is damaged.
-        options: what the caller asks for.
-    """
-    if fallback or run.roots[1:]:
-        return load_newest(run, read, fallback, entire=options.entire)
-    latest = run.latest(before=run.finish_saves)  # nothing of the run is in flight then
-    while latest is not None:
-        found, by_all = try_read(read, latest, run.path)
-        gone = () if by_all else _find_gone(run, found)
-        newer = run.latest() if gone else latest
-        if newer in (None, latest):
-            if gone and (isinstance(found, errors.NotFoundError) or not isinstance(found, Exception)):
-                require_one_folder(run, latest, gone)
-            if isinstance(found, Exception):
-                raise found
-            return found()
-        latest = newer
-    return read(None, run.path)()
-
-
-def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
-    """Return the processes that did not find the step; all call this, and where others do not come, it raises."""
-    said = b"gone" if isinstance(found, errors.NotFoundError | errors.NotSharedError) else b""
-    try:
-        heard = run.gather(said, f"load the latest step of {run.shown!r}")
-    except errors.TreeringError as error:
-        own = found if isinstance(found, Exception) else None
-        raise name_both(error, own) from own
-    return tuple(number for number, one in enumerate(heard) if one)
 
 
 def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions) -> Callable[[], Any]:

@@ -26,16 +26,7 @@ from treering._runs.leases import NOT_CALLED, CommitCalls, Lease, StepWatch, hel
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
-from treering._runs.steps import (
-    latest_of,
-    missing_step,
-    noted_steps,
-    read_record,
-    read_run,
-    records_of,
-    step_path,
-    steps_of,
-)
+from treering._runs.steps import missing_step, noted_steps, read_record, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
@@ -176,13 +167,6 @@ class RunState:
         """Return what all processes of the job say, in their order; each calls this, and it raises as `broadcast`."""
         board = PathMessageBoard.of(self.path)
         return allgather_with_deadline(said, this_processes(()), timeout=self.timeout, board=board, doing=doing)
-
-    def latest(
-        self, *, before: Callable[[], None] = lambda: None, find_latest: Callable[[Path], int | None] = latest_of
-    ) -> int | None:
-        """Return the latest step, that of process 0 on all processes; raises as `broadcast` does."""
-        doing = f"look for the latest step of {self.shown!r}"
-        return self.broadcast(lambda: find_latest(self.path), doing, before=before)
 
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.

@@ -113,7 +113,8 @@ def _save_step(
         return run.schedule.saves(number, force=force) if decision is None else decision.save
 
     def counted_from() -> int | None:
-        return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
+        looking = f"look for the latest step of {run.shown!r}"
+        return run.broadcast(lambda: latest_known(run.path), looking) if run.resumed is None else run.resumed
 
     with counted(path, saves=saves), _take_back_on_failure(run, path, processes, lambda: decision is not None):
         run.require_open()
