@@ -102,8 +102,8 @@ class NewestStep:
 
     # ------------------------------------------------------------------------------------------------------ choosing
 
-    def choose(self) -> int | None:
-        """Return the next step, its root and its use as one number; None where no step is left. For process 0 alone.
+    def choose(self) -> list[int] | None:
+        """Return the next step, its root and its use; None where no step is left. For process 0 alone.
 
         Raises:
             StoreError: a root cannot be reached, and the caller did not ask for a fallback, or no step is left.
@@ -119,7 +119,7 @@ class NewestStep:
                     use = _Use.LEFT
                 elif self._most is not None and self.attempts(one) >= self._most:
                     use = _Use.TRIED
-                return (one.step * len(self._run.roots) + one.root) * len(_Use) + use
+                return [*one, use]
         for lost in self._unreached.values():
             raise lost
         return None
@@ -156,10 +156,10 @@ class NewestStep:
     def _opened(self, one: _Candidate) -> RunFolder:
         return RunFolder(self._run.roots[one.root])
 
-    def take(self, code: int) -> _Candidate | None:
+    def take(self, chosen: list[int]) -> _Candidate | None:
         """Return the step that `choose` gave, to be read; None where it is passed over."""
-        place, use = divmod(code, len(_Use))
-        one = _Candidate(*divmod(place, len(self._run.roots)))
+        step, root, use = chosen
+        one = _Candidate(step, root)
         if use == _Use.TRIED:
             self.passed[one] = f"it was resumed {pluralize(self._most or 0, 'times')}, and no newer step was saved"
         if use == _Use.LEFT:
@@ -318,8 +318,8 @@ def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, enti
     """
     search = NewestStep(run, fallback, entire=entire)
     doing = f"look for the latest step of {run.shown!r}"
-    while (code := run.broadcast(search.choose, doing, before=run.finish_saves)) is not None:
-        one = search.take(code)
+    while (chosen := run.broadcast(search.choose, doing, before=run.finish_saves)) is not None:
+        one = search.take(chosen)
         ended = None if one is None else search.try_step(one, read)
         if one is not None and ended is not None:
             search.finish(one)
@@ -337,8 +337,8 @@ def newest_step(run: RunState) -> int | None:
         StoreError: one of them cannot be reached.
     """
     search = NewestStep(run, fallback=False)
-    while (code := search.choose()) is not None:
-        if (one := search.take(code)) is not None:
+    while (chosen := search.choose()) is not None:
+        if (one := search.take(chosen)) is not None:
             return one.step
     return None
 

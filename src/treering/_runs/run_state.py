@@ -44,7 +44,7 @@ from treering.errors import (
 )
 from treering.rules import Cadence, Decision, Policy, Verdict, best_steps, policy_text
 
-T = TypeVar("T", bound=int | None)
+T = TypeVar("T", bound=int | list[int] | None)
 
 _SHOWN: Final = 10
 _RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
