@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from treering import errors
-from treering._arrays.host import this_processes
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import not_shared
 from treering._codec.documents import json_text
@@ -174,8 +173,18 @@ class NewestStep:
         Raises:
             TreeringError: something failed that is no reason to go back, here or in another process.
         """
-        found, by_all = try_read(read, one.step, self._run.roots[one.root])
-        return found if by_all and not isinstance(found, Exception) else self._agree(one, found)
+        failed, met = failed_collectives(), last_allgather()
+        found: Callable[[], T] | Exception
+        try:
+            found = read(one.step, self._run.roots[one.root])
+        except Exception as error:
+            if failed_collectives() > failed:  # the others may be elsewhere
+                raise
+            found = error
+        else:
+            if last_allgather() > met:  # a joint load: all have read it
+                return found
+        return self._agree(one, found)
 
     def _agree(self, one: _Candidate, found: Callable[[], T] | Exception) -> Callable[[], T] | None:
         """Tell the others what was found, hear what they found, and pass over the step where it was damage."""
@@ -197,7 +206,8 @@ class NewestStep:
         if {_Outcome.OTHER, _Outcome.GONE}.intersection(outcomes):
             if _Outcome.GONE in outcomes:
                 gone = tuple(number for number, said in enumerate(outcomes) if said == _Outcome.GONE)
-                require_one_folder(self._run, one.step, gone)
+                if len(gone) < len(heard):  # who hears `NotFoundError` may begin a new run
+                    raise not_shared(f"load step {one.step} of the run {self._run.shown!r}", gone)
             if own is not None:
                 raise own
             if self._chooses:
@@ -295,22 +305,6 @@ class NewestStep:
         return f"step {one.step}{of}"
 
 
-def try_read(read: Read[T], step: int, root: Path) -> tuple[Callable[[], T] | Exception, bool]:
-    """Return what is read of a step, or why not, and whether all processes are known to have read it.
-
-    Raises:
-        Exception: a collective failed, and the others may be elsewhere.
-    """
-    failed, met = failed_collectives(), last_allgather()
-    try:
-        found = read(step, root)
-    except Exception as error:
-        if failed_collectives() > failed:
-            raise
-        return error, False
-    return found, last_allgather() > met  # a joint load: all have read it
-
-
 def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, entire: bool) -> T:
     """Return what is read of the newest step that can be used; None stands for it where there is none.
 
@@ -381,13 +375,3 @@ def _resumes_in(folder: RunFolder) -> Resumes:
         return folder.read_resumes()
     except errors.CorruptError:
         return Resumes()
-
-
-def require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None:
-    """Refuse that some found nothing where others read a step: who hears `NotFoundError` may begin a new run.
-
-    Raises:
-        NotSharedError: they did.
-    """
-    if len(gone) < this_processes(()).count:
-        raise not_shared(f"load step {step} of the run {run.shown!r}", gone)
