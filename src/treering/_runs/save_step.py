@@ -290,13 +290,11 @@ def _numbers(metrics: _Given) -> dict[str, float]:
 
 def _number(name: str, value: Any) -> float:
     kind = value.dtype.kind if isinstance(value, np.generic | np.ndarray | jax.Array) else "f"
-    if isinstance(value, _NUMBERS) and np.ndim(value) == 0 and kind in _KINDS:
-        try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if isinstance(value, _NUMBERS) and np.ndim(value) == 0 and kind in _KINDS:
             return float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}, which is not a number") from error
-    hint = "metrics are numbers: int, float, or an array without axes"
-    raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)
+    hint = "metrics are numbers that a float can hold: int, float, or an array without axes"
+    raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}, which is not a number", hint=hint)
 
 
 def _still_passed(run: RunState, step: int) -> frozenset[int]:
