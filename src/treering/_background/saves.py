@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from treering._background.writer import PendingSave, SaveJob, Writer, release_frames
+from treering._printable import hide_secrets
 from treering._store.crew import Latch
 from treering._store.resolve import resolved
 from treering.errors import CancelledError, TimedOutError, TreeringError
@@ -45,7 +46,8 @@ def reword(error: BaseException, said: str) -> TreeringError:
     """
     if isinstance(error, TreeringError):
         late = copy.copy(error)
-        late.message = f"{said}: {error.message}"
+        late.message = hide_secrets(f"{said}: {error.message}")
+        late.args = (late.message,)
         late.__dict__.pop("__notes__", None)  # it would share the list of them
     else:
         late = TreeringError(f"{said}: {error_text(error)}")
