@@ -81,12 +81,19 @@ class NewestStep:
         fallback: whether to go back, and how often a step may be tried.
         entire: whether all leaves are read, so that a step is known to be whole afterwards.
 
+    Raises:
+        UnsupportedError: ``fallback`` is nothing that tells.
+
     Attributes:
         passed: the steps that were passed over, with why; alike on all processes.
         gone: the step that some did not find when they read it; None where all did.
     """
 
-    def __init__(self, run: RunState, fallback: bool | Fallback, *, entire: bool = True) -> None:
+    def __init__(self, run: RunState, fallback: object, *, entire: bool = True) -> None:
+        if not isinstance(fallback, bool | Fallback):
+            hint = "write fallback=treering.Fallback(max_attempts=3), say"
+            what = f"fallback={fallback!r:.100} is neither True, False nor a Fallback"
+            raise errors.UnsupportedError(what, hint=hint)
         self._run = run
         self._entire = entire
         self._goes_back = bool(fallback)

@@ -45,9 +45,8 @@ def load_step(
 ) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
     options.check(like)
-    _check_fallback(fallback)
     if step is not None:
-        if fallback:
+        if fallback is not False:
             raise errors.UnsupportedError(
                 "fallback= is for the latest step, and a step is given", hint="omit one of them"
             )
@@ -68,19 +67,8 @@ def load_or_init(
 ) -> Resumed[T]:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
     options.check(())
-    _check_fallback(fallback)
-
-    def read(step: int | None, root: Path) -> Callable[[], Resumed[T]]:
-        with showing(options.progress):
-            return _load_or_init(run, root, step, init_fn, options)
-
+    read = functools.partial(_load_or_init, run, init_fn, options)
     return load_newest(run, read, fallback, entire=options.entire)
-
-
-def _check_fallback(fallback: object) -> None:
-    if not isinstance(fallback, bool | Fallback):
-        hint = "write fallback=treering.Fallback(max_attempts=3), say"
-        raise errors.UnsupportedError(f"fallback={fallback!r:.100} is neither True, False nor a Fallback", hint=hint)
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -97,7 +85,7 @@ def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions)
         items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)
 
     def finish() -> Any:
-        _note_whole(run, path)
+        run.note_whole(path)
         return restore_states(items)
 
     return finish  # only then all of it was checked, and the other processes have theirs
@@ -114,12 +102,6 @@ def _noting_damage(run: RunState, path: Path) -> Iterator[None]:
         others = "`treering verify` lists all damage, and fallback=True goes back to the newest step that is whole"
         error.hint = f"the damage is in {shown!r}: use another copy of it; {others}"
         raise
-
-
-def _note_whole(run: RunState, path: Path) -> None:
-    """Note that a step was loaded: what the next save shares with it is known to be whole."""
-    if path.parent == run.path:
-        run.note_whole(path)
 
 
 @contextlib.contextmanager
@@ -153,7 +135,7 @@ def _noting(run: RunState, step: int, opened: AbstractContextManager[Source]) ->
 
 
 def _load_or_init(
-    run: RunState, root: Path, step: int | None, init_fn: Callable[[], T], options: LoadOptions
+    run: RunState, init_fn: Callable[[], T], options: LoadOptions, step: int | None, root: Path
 ) -> Callable[[], Resumed[T]]:
     """Return what ends the load, with what is stored read already.
 
@@ -163,10 +145,10 @@ def _load_or_init(
 
     Args:
         run: the run.
-        root: the folder that has the step.
-        step: its step; None initialises everything.
         init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
         options: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
+        step: its step; None initialises everything.
+        root: the folder that has the step.
 
     Raises:
         MismatchError: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
@@ -183,11 +165,11 @@ def _load_or_init(
     group = LoadGroup(path, timeout=run.timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
-    with _noting_damage(run, path):
+    with showing(options.progress), _noting_damage(run, path):
         items = group.retry_on_overwrite(lambda: _noting(run, step, read_source(path, mapped=False)), load)
 
     def finish() -> Resumed[T]:
-        _note_whole(run, path)
+        run.note_whole(path)
         tree = fresh.complete(items.tree, items.kept)
         restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
         if items.kept:

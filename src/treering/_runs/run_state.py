@@ -145,8 +145,9 @@ class RunState:
 
     def note_whole(self, path: Path) -> None:
         """Note the folder of a step that was saved or loaded, so that what the next save shares with it is whole."""
-        self.whole[:] = [path]
-        self.damaged.discard(path)
+        if path.parent == self.path:  # else it is a step of another root
+            self.whole[:] = [path]
+            self.damaged.discard(path)
 
     def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.
