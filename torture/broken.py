@@ -87,9 +87,9 @@ def _remove_later_steps_one_by_one() -> None:
     from treering._runs import gc, save_step
     from treering._runs.folder import RunFolder
 
-    def remove_first(run: Any, step: int, *, left: Any, **given: Any) -> None:
-        gc.remove_steps(run.path, left)
-        collect_after(run, step, left=left, **given)
+    def remove_first(run: Any, step: int, order: save_step.Order, **given: Any) -> None:
+        gc.remove_steps(run.path, order.left)
+        collect_after(run, step, order, **given)
 
     collect_after = save_step.collect_after
     _set(RunFolder, "read_superseded", lambda _: None)

@@ -98,12 +98,9 @@ class Run(InNotebook):
 
         self._state: RunState = RunState(
             path, keep=keep, save_every=save_every, timeout=timeout, on_save_error=on_save_error,
-            max_failures=max_failures, search=search, on_commit=on_commit,
+            max_failures=max_failures, search=search, incremental=incremental, full_every=full_every,
+            on_commit=on_commit,
         )  # fmt: skip
-        if incremental or full_every is not None:
-            from treering._runs.run_state import step_increment
-
-            self._state.increment = step_increment(self._state, incremental=incremental, full_every=full_every)
 
     @property
     def path(self) -> Path:

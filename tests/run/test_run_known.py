@@ -25,7 +25,7 @@ from treering._format.run_document import StepNote, add_note, parse_run
 from treering._runs import save_step
 from treering._runs.folder import RunFolder
 from treering._runs.run_state import RunState
-from treering._runs.save_step import collect_after
+from treering._runs.save_step import Order, collect_after
 from treering._runs.steps import note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering.errors import ExistsError
@@ -154,7 +154,7 @@ def put(path: Path, facts: StepFacts) -> None:
 
 def after(path: Path, step: int, keep: Policy | None) -> None:
     """Do what follows the commit of a step, as the first save of a program does."""
-    collect_after(RunState(path, keep=keep, save_every=None, timeout=None), step, there=None, seconds=0.5)
+    collect_after(RunState(path, keep=keep, save_every=None, timeout=None), step, Order(), seconds=0.5)
 
 
 def at(saved: float, **metrics: float) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def test_a_loop_that_is_faster_than_the_disk_writes_the_document_once(
     state = RunState(path, keep=None, save_every=None, timeout=None)
     for step, more in ((4, True), (5, True), (6, False)):
         put(path, StepFacts(step=step, saved=9.0))
-        collect_after(state, step, there=None, seconds=0.5, more_follow=more)
+        collect_after(state, step, Order(), seconds=0.5, more_follow=more)
     assert [[record.step for record in parse_run(data).steps] for data in written] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
 
 

@@ -123,7 +123,7 @@ def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(
     looked = act_before_indexes(monkeypatch, lead_nowhere)
     with pytest.raises(NotFoundError):
         run.load()
-    assert looked == ["step_00000001"]
+    assert looked == 2 * ["step_00000001"]
 
 
 # -------------------------------------------------------------------------------------------------------- load_or_init

@@ -23,7 +23,7 @@ from treering._runs import gc, steps
 from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
 from treering._runs.run_state import RunState
-from treering._runs.save_step import collect_after
+from treering._runs.save_step import Order, collect_after
 from treering._runs.steps import missing_step, note_records, records_in, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, StoreError
@@ -56,7 +56,7 @@ def after(run: Path, step: int, keep: Policy | None, known: KnownSteps | None = 
     """Do what follows the commit of a step, as the first save of a program does."""
     state = RunState(run, keep=keep, save_every=None, timeout=None)
     state.known = known or state.known
-    collect_after(state, step, there=None, seconds=0.5)
+    collect_after(state, step, Order(), seconds=0.5)
 
 
 @pytest.fixture

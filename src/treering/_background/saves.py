@@ -13,6 +13,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import copy
 import functools
 import itertools
 import os
@@ -22,10 +23,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from treering._background.writer import PendingSave, SaveJob, Writer, release_frames
-from treering._coordination.messages import Failure
+from treering._printable import hide_secrets
 from treering._store.crew import Latch
 from treering._store.resolve import resolved
-from treering.errors import CancelledError, MismatchError, TimedOutError, TreeringError
+from treering.errors import CancelledError, TimedOutError, TreeringError
 
 T = TypeVar("T")
 
@@ -43,14 +44,11 @@ def reword(error: BaseException, said: str) -> TreeringError:
         >>> reword(TreeringError("no a"), "could not do it")
         TreeringError('could not do it: no a')
     """
-    if type(error) is TreeringError:
-        late = TreeringError(f"{said}: {error}")
-    elif isinstance(error, TreeringError):
-        late = Failure.of(error).to_error(said, getattr(error, "processes", ()))
-        if isinstance(late, MismatchError) and isinstance(error, MismatchError):
-            late.differences = error.differences
-        if isinstance(late, OSError) and isinstance(error, OSError):
-            late.errno, late.strerror, late.filename = error.errno, error.strerror, error.filename
+    if isinstance(error, TreeringError):
+        late = copy.copy(error)
+        late.message = hide_secrets(f"{said}: {error.message}")
+        late.args = (late.message,)
+        late.__dict__.pop("__notes__", None)  # it would share the list of them
     else:
         late = TreeringError(f"{said}: {error_text(error)}")
     late.__cause__ = error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import dataclasses
 import enum
 import itertools
 import math
@@ -19,9 +18,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NoReturn, Self, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from treering._arrays.jobs import Progress
 from treering._printable import show_path
@@ -87,6 +86,7 @@ class SaveJob(Watch):
         ended: told of its end, with the error or None, before anybody else; returns whether it takes care of the error.
 
     Attributes:
+        tells: the same as ``ended``.
         doing: what it does, for messages.
         stage: how far it is.
         error: why it failed, once it has ended; None where it is saved.
@@ -114,7 +114,7 @@ class SaveJob(Watch):
         self.moved_at = time.monotonic()
         self.number: Final = next(_numbers)
         self._raised = False
-        self._ended = ended
+        self.tells: Final = ended
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._waiters = Waiters()
@@ -174,10 +174,6 @@ class SaveJob(Watch):
                 wanted(done, total)
 
         return step
-
-    def tell(self, error: BaseException | None) -> None:
-        """Tell whoever takes care of its end how it came, before anybody else hears of it."""
-        self.forgiven = self._ended is not None and self._ended(self, error)
 
     def end(self, error: BaseException | None) -> None:
         """Note how it ended."""
@@ -334,26 +330,6 @@ MOST: Final = 2
 """How many saves are in flight at most: one is written, one waits."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reservation:
-    """The room of one save among those in flight, a context manager: left by an error, it is given up.
-
-    Entered twice, so that an interrupt in the end of one block is met by the other; nothing is taken before `take`.
-    """
-
-    take: Callable[[], None]
-    """Waits until there is room, and takes it; TimedOutError where the saves in flight show no progress any more."""
-    give_up: Callable[[], None]
-    """Gives it back."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.give_up()
-
-
 class Writer:
     """The saves of this process that are in flight, and those whose errors nobody knows.
 
@@ -373,7 +349,12 @@ class Writer:
 
     # -------------------------------------------------------------------------------------------------- taking saves
 
-    def _admit(self, job: SaveJob) -> None:
+    def admit(self, job: SaveJob) -> None:
+        """Wait until there is room for a save, and take it.
+
+        Raises:
+            TimedOutError: the saves in flight show no progress any more.
+        """
         limit = async_bytes()
 
         def has_room() -> bool:
@@ -394,17 +375,21 @@ class Writer:
         note_value("save/in_flight", len(jobs))
         note_value("save/in_flight_bytes", sum(job.nbytes for job in jobs))
 
-    def reserve(self, job: SaveJob) -> Reservation:
-        """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
-        return Reservation(lambda: self._admit(job), lambda: self._give_up(job))
+    @contextlib.contextmanager
+    def handing_over(self, job: SaveJob) -> Iterator[None]:
+        """Where the block fails, drop a save that was not handed over, and let the thread see one that was.
 
-    def _give_up(self, job: SaveJob) -> None:
-        """Drop a save that was not handed over; let the thread see one that was."""
-        with self._lock:
-            if not self.has_taken(job):
-                self._drop(job)
-        self._queued.put(None)
-        self._changed.notify()
+        Entered twice, so that an interrupt in the end of one block is met by the other.
+        """
+        try:
+            yield
+        except BaseException:  # raised again below
+            with self._lock:
+                if not self.has_taken(job):
+                    self._drop(job)
+            self._queued.put(None)
+            self._changed.notify()
+            raise
 
     def has_taken(self, job: SaveJob) -> bool:
         """Tell whether a save was handed over: it will end, well or not."""
@@ -462,10 +447,15 @@ class Writer:
             # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
             release_frames(error)
-        job.tell(error)
+        self.note_end(job, error)
+        _here.writes = False
+
+    def note_end(self, job: SaveJob, error: BaseException | None) -> None:
+        """Note how a save ended: one that was written, or failed before it was handed over."""
+        if job.tells is not None:
+            job.forgiven = job.tells(job, error)
         with self._lock:
             job.end(error)
-            _here.writes = False
             if error is None or job.forgiven:
                 self.excuse(job.run, before=job)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
@@ -482,14 +472,6 @@ class Writer:
         """Return what is in flight to a path, or as a step of the run there; all of it for None."""
         with self._lock:
             return [job for job in self.jobs if path is None or path in (job.path, job.run)]
-
-    def note_failed(self, job: SaveJob, error: BaseException) -> None:
-        """Note a save that failed before it was handed over."""
-        job.tell(error)
-        with self._lock:
-            job.end(error)
-            self.excuse(job.run, before=job)
-            self.failed = [*self.failed, job]
 
     def excuse(self, run: Path | None, *, before: SaveJob | None = None) -> None:
         """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts.

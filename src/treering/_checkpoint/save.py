@@ -231,9 +231,10 @@ class _Beginning:
         """Copy what is saved, and let the writer thread write it."""
         options = options.snapshot()
         job = job or self._job(prepared.nbytes, self.ended)
-        with writer().reserve(job) as room, room:
+        saves = writer()
+        with saves.handing_over(job), saves.handing_over(job):
             with phase("save/admit"):
-                room.take()
+                saves.admit(job)
             # In a list, out of which the writer takes it: the function below lives as long as an error raised in it.
             with phase("save/snapshot"):
                 held = [prepared.snapshot(options)]
@@ -246,7 +247,7 @@ class _Beginning:
                     progress = job.progress(options.progress)
                     held.pop().write(dataclasses.replace(options, progress=progress), job)
 
-            writer().hand_over(job, write)
+            saves.hand_over(job, write)
             return PendingSave(job)
 
     def together(self, plan: TreePlan | Exception, processes: Processes) -> PendingSave:

@@ -32,7 +32,7 @@ from treering._values.processes import Processes, format_processes
 from treering.errors import MismatchError, ProcessFailedError, TimedOutError, TreeringError
 
 T = TypeVar("T")
-A = TypeVar("A", bound=int | None)
+A = TypeVar("A", bound=int | list[int] | None)
 E = TypeVar("E", bound=TreeringError)
 
 PAYLOAD_BYTES: Final = 512

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from treering import errors
-from treering._arrays.host import this_processes
-from treering._background.saves import finish_saves
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import not_shared
 from treering._codec.documents import json_text
@@ -29,7 +27,7 @@ from treering._printable import show_path
 from treering._runs.folder import GONE, NOT_READ, RunFolder
 from treering._runs.results import Fallback
 from treering._runs.run_state import RunState
-from treering._runs.steps import missing_step, read_record, read_run, step_path, steps_of
+from treering._runs.steps import latest_of, missing_step, read_record, read_run, step_path, steps_of
 from treering._store.resolve import store_at
 from treering._values.human import pluralize
 from treering._values.telemetry import warn_of
@@ -83,30 +81,43 @@ class NewestStep:
         fallback: whether to go back, and how often a step may be tried.
         entire: whether all leaves are read, so that a step is known to be whole afterwards.
 
+    Raises:
+        UnsupportedError: ``fallback`` is nothing that tells.
+
     Attributes:
         passed: the steps that were passed over, with why; alike on all processes.
+        gone: the step that some did not find when they read it; None where all did.
     """
 
-    def __init__(self, run: RunState, fallback: bool | Fallback, *, entire: bool = True) -> None:
+    def __init__(self, run: RunState, fallback: object, *, entire: bool = True) -> None:
+        if not isinstance(fallback, bool | Fallback):
+            hint = "write fallback=treering.Fallback(max_attempts=3), say"
+            what = f"fallback={fallback!r:.100} is neither True, False nor a Fallback"
+            raise errors.UnsupportedError(what, hint=hint)
         self._run = run
         self._entire = entire
         self._goes_back = bool(fallback)
+        # Else only the latest step of the run's own folder is looked at.
+        self._chooses = self._goes_back or len(run.roots) > 1
         self._most = fallback.max_attempts if isinstance(fallback, Fallback) else None
         self.passed: dict[_Candidate, str] = {}
         # Roots that could not be reached, as process 0 found.
         self._unreached: dict[int, errors.TreeringError] = {}
         self._tried_twice: set[_Candidate] = set()
-        self._gone: _Candidate | None = None
+        self.gone: _Candidate | None = None
 
     # ------------------------------------------------------------------------------------------------------ choosing
 
-    def choose(self) -> int | None:
-        """Return the next step, its root and its use as one number; None where no step is left. For process 0 alone.
+    def choose(self) -> list[int] | None:
+        """Return the next step, its root and its use; None where no step is left. For process 0 alone.
 
         Raises:
             StoreError: a root cannot be reached, and the caller did not ask for a fallback, or no step is left.
         """
-        there = self.list_steps()
+        if self._chooses:
+            there = self.list_steps()
+        else:
+            there = [_Candidate(step, 0) for step in (latest_of(self._run.path),) if step is not None]
         for one in there:
             if one not in self.passed:
                 use = _Use.READ
@@ -114,7 +125,7 @@ class NewestStep:
                     use = _Use.LEFT
                 elif self._most is not None and self.attempts(one) >= self._most:
                     use = _Use.TRIED
-                return (one.step * len(self._run.roots) + one.root) * len(_Use) + use
+                return [*one, use]
         for lost in self._unreached.values():
             raise lost
         return None
@@ -151,10 +162,10 @@ class NewestStep:
     def _opened(self, one: _Candidate) -> RunFolder:
         return RunFolder(self._run.roots[one.root])
 
-    def take(self, code: int) -> _Candidate | None:
+    def take(self, chosen: list[int]) -> _Candidate | None:
         """Return the step that `choose` gave, to be read; None where it is passed over."""
-        place, use = divmod(code, len(_Use))
-        one = _Candidate(*divmod(place, len(self._run.roots)))
+        step, root, use = chosen
+        one = _Candidate(step, root)
         if use == _Use.TRIED:
             self.passed[one] = f"it was resumed {pluralize(self._most or 0, 'times')}, and no newer step was saved"
         if use == _Use.LEFT:
@@ -169,8 +180,18 @@ class NewestStep:
         Raises:
             TreeringError: something failed that is no reason to go back, here or in another process.
         """
-        found, by_all = try_read(read, one.step, self._run.roots[one.root])
-        return found if by_all and not isinstance(found, Exception) else self._agree(one, found)
+        failed, met = failed_collectives(), last_allgather()
+        found: Callable[[], T] | Exception
+        try:
+            found = read(one.step, self._run.roots[one.root])
+        except Exception as error:
+            if failed_collectives() > failed:  # the others may be elsewhere
+                raise
+            found = error
+        else:
+            if last_allgather() > met:  # a joint load: all have read it
+                return found
+        return self._agree(one, found)
 
     def _agree(self, one: _Candidate, found: Callable[[], T] | Exception) -> Callable[[], T] | None:
         """Tell the others what was found, hear what they found, and pass over the step where it was damage."""
@@ -186,16 +207,18 @@ class NewestStep:
         except errors.TreeringError as error:
             raise name_both(error, own) from own
         outcomes = [reply["outcome"] for reply in heard]
-        if _Outcome.GONE in outcomes and self._gone != one and _Outcome.OTHER not in outcomes:
-            self._gone = one  # newer steps may have been saved meanwhile
+        if _Outcome.GONE in outcomes and self.gone != one:
+            self.gone = one  # newer steps may have been saved meanwhile
             return None
         if {_Outcome.OTHER, _Outcome.GONE}.intersection(outcomes):
             if _Outcome.GONE in outcomes:
                 gone = tuple(number for number, said in enumerate(outcomes) if said == _Outcome.GONE)
-                require_one_folder(self._run, one.step, gone)
+                if len(gone) < len(heard):  # who hears `NotFoundError` may begin a new run
+                    raise not_shared(f"load step {one.step} of the run {self._run.shown!r}", gone)
             if own is not None:
                 raise own
-            raise_failures(heard, doing)
+            if self._chooses:
+                raise_failures(heard, doing)
         if _Outcome.AGAIN in outcomes:
             self._tried_twice.add(one)
             return None
@@ -227,6 +250,8 @@ class NewestStep:
         Raises:
             StoreError: it cannot be noted.
         """
+        if not self._chooses:
+            return
         run = self._run
         marks: dict[int, str | None] = dict.fromkeys(step for step, root in self.passed if not root)
 
@@ -287,33 +312,22 @@ class NewestStep:
         return f"step {one.step}{of}"
 
 
-def try_read(read: Read[T], step: int, root: Path) -> tuple[Callable[[], T] | Exception, bool]:
-    """Return what is read of a step, or why not, and whether all processes are known to have read it.
-
-    Raises:
-        Exception: a collective failed, and the others may be elsewhere.
-    """
-    failed, met = failed_collectives(), last_allgather()
-    try:
-        found = read(step, root)
-    except Exception as error:
-        if failed_collectives() > failed:
-            raise
-        return error, False
-    return found, last_allgather() > met  # a joint load: all have read it
-
-
 def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, entire: bool) -> T:
-    """Return what is read of the newest step that can be used; `Run.load` says more."""
+    """Return what is read of the newest step that can be used; None stands for it where there is none.
+
+    Another program may save newer steps, and remove this one, while it is read. Then all processes choose again.
+    """
     search = NewestStep(run, fallback, entire=entire)
     doing = f"look for the latest step of {run.shown!r}"
-    while (code := run.broadcast(search.choose, doing, before=lambda: finish_saves(run.path))) is not None:
-        one = search.take(code)
+    while (chosen := run.broadcast(search.choose, doing, before=run.finish_saves)) is not None:
+        one = search.take(chosen)
         ended = None if one is None else search.try_step(one, read)
         if one is not None and ended is not None:
             search.finish(one)
             return ended()
     search.require_none_passed()
+    if search.gone is not None:  # whoever hears that nothing was ever saved may begin anew
+        raise missing_step(run.shown, search.gone.step, [])
     return read(None, run.path)()
 
 
@@ -324,8 +338,8 @@ def newest_step(run: RunState) -> int | None:
         StoreError: one of them cannot be reached.
     """
     search = NewestStep(run, fallback=False)
-    while (code := search.choose()) is not None:
-        if (one := search.take(code)) is not None:
+    while (chosen := search.choose()) is not None:
+        if (one := search.take(chosen)) is not None:
             return one.step
     return None
 
@@ -368,13 +382,3 @@ def _resumes_in(folder: RunFolder) -> Resumes:
         return folder.read_resumes()
     except errors.CorruptError:
         return Resumes()
-
-
-def require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None:
-    """Refuse that some found nothing where others read a step: who hears `NotFoundError` may begin a new run.
-
-    Raises:
-        NotSharedError: they did.
-    """
-    if len(gone) < this_processes(()).count:
-        raise not_shared(f"load step {step} of the run {run.shown!r}", gone)

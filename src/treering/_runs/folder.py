@@ -22,7 +22,7 @@ from treering._format.document import read_summary
 from treering._store.api import Closable, Document, Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
-from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
+from treering._store.open_folder import find_index, index_document, index_heads, is_removed
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
 
@@ -176,9 +176,7 @@ class RunFolder(Closable):
 
     def _indexed(self) -> list[int]:
         if not self.store.asks_by_request:
-            folders = self.folders()
-            told = zip(folders, has_indexes(self.store, list(map(step_name, folders))), strict=True)
-            return [step for step, there in told if (self._has_index(step) if there is None else there)]
+            return list(filter(self._has_index, self.folders()))
         # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
         listed = self._listed()
         gone = set(self._tombstones(listed))
@@ -331,7 +329,8 @@ class RunFolder(Closable):
     def has_left(self) -> bool:
         """Whether anything is called ``.run.json.left``, and is not empty."""
         with self._reading:
-            return _is_list(self.store.find(LEFT_DOCUMENT))
+            left = self.store.find(LEFT_DOCUMENT)
+            return left is not None and not (left.is_file and left.size in _EMPTIED)
 
     def read_left(self) -> run_document.SupersededSteps | None:
         """Return what ``.run.json.left`` says, whether it counts or not; None where it is not there, or empty.
@@ -424,11 +423,13 @@ class RunFolder(Closable):
     def _swap_left(self, data: bytes, found: Document | None) -> bool:
         """Replace ``.run.json.left`` if it is as it was found, and tell whether it was.
 
-        Without data it goes; where a late request could bring it back, something empty is put in its place.
+        Without data it goes; where a late request could bring it back, random digits are put in its place, so that one
+        meets another version each time.
         """
         if data or found is None or self.store.longest_delay:
             version = None if found is None else found.version
-            return self.store.replace(LEFT_DOCUMENT, data or _emptied(), version) is Outcome.DONE
+            emptied = f"{secrets.token_hex(16)}\n".encode()
+            return self.store.replace(LEFT_DOCUMENT, data or emptied, version) is Outcome.DONE
         entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
         return self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
 
@@ -510,18 +511,8 @@ def attempt_in(data: bytes) -> str | None:
         return None
 
 
-def _is_list(left: Entry | None) -> bool:
-    """Tell whether something is called ``.run.json.left``, and is not emptied."""
-    return left is not None and not (left.is_file and left.size in _EMPTIED)
-
-
 def _list_in(data: bytes) -> run_document.SupersededSteps | None:
     return None if len(data) in _EMPTIED else run_document.parse_superseded(data)
-
-
-def _emptied() -> bytes:
-    """Return what an emptied list holds: random digits, so that a late request meets another version each time."""
-    return f"{secrets.token_hex(16)}\n".encode()
 
 
 def _is_tidy(entries: Mapping[str, Entry]) -> bool:

@@ -19,9 +19,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from treering._checkpoint.transaction import finish_removals, sweep_attempts
 from treering._codec.key_document import HEAD_BYTES, is_tombstone_size
@@ -38,7 +38,7 @@ from treering._store.waiting import has_waiting_names, list_names, listed_in, re
 from treering._values import checkpoint_names, timing
 from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, is_passing, step_name
 from treering._values.telemetry import report
-from treering.errors import BusyError, LinkRefusedError, NotFoundError, PermissionDeniedError, TreeringError
+from treering.errors import BusyError, NotFoundError, PermissionDeniedError, TreeringError
 from treering.rules import Policy, Verdict, find_deciders, removable, retained
 
 
@@ -71,12 +71,6 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             return False
         if not folder.asks_by_request:
             _tidy(folder, transaction, names_in)
-            found = find_index(folder)
-            if found is None:
-                return False
-            if not found.is_file:
-                what = f"{os.fspath(shown / INDEX)!r} is not a file of its own"
-                raise LinkRefusedError(what, hint="remove it yourself")
         try:
             index = index_document(folder)
         except NotFoundError:
@@ -287,6 +281,7 @@ _MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4
 _NOT_LOADED: Final = b""
+_FindHeld: TypeAlias = Callable[[RunFolder, Collection[int]], Mapping[int, str]]
 
 
 class KnownSteps:
@@ -360,7 +355,9 @@ class KnownSteps:
             data = run.read_document()
             self.records = {record.step: record for record in document_in(data).steps}
             self._head = None if data is None else data[:HEAD_BYTES]
-        folders = {*(self._folders_in(run) if there is None else there), step}.difference(left)
+        if there is None:  # where a bucket denies to list them, those that are known
+            there = unless_denied(run.store, run.folders, lambda: list(self.records))
+        folders = {*there, step}.difference(left)
         self.drop(self.records.keys() - folders)
         self._blank &= folders
         # What processes that were late could still read of the save before this one is of no use any more.
@@ -376,10 +373,6 @@ class KnownSteps:
         self._untidy |= fresh - {step}  # its own save has swept there
         if step in self.records:
             self.records[step] = dataclasses.replace(self.records[step], seconds=seconds)
-
-    def _folders_in(self, run: RunFolder) -> Collection[int]:
-        """Return the steps whose folders are there; where a bucket denies to list them, those that are known."""
-        return unless_denied(run.store, run.folders, lambda: list(self.records))
 
     def _survey(self, run: RunFolder, folders: set[int]) -> None:
         """List the steps that have a tombstone, and those to tidy, where one listing tells."""
@@ -487,14 +480,16 @@ class KnownSteps:
 
 def judge(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None = None) -> list[Verdict]:
     """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
+    return read_run(path, lambda run: _judge(run, records_in(run).steps, keep, spared or {}, held_steps), [])
 
-    def read(run: RunFolder) -> list[Verdict]:
-        verdicts = retained(keep, records_in(run).steps)
-        going = _going(verdicts)
-        held = held_steps(run, going) if going else {}
-        return spare(verdicts, uncalled_steps(run, going) | held | dict(spared or {}))
 
-    return read_run(path, read, [])
+def _judge(
+    run: RunFolder, steps: Sequence[StepRecord], keep: Policy | None, spared: Mapping[int, str], find_held: _FindHeld
+) -> list[Verdict]:
+    verdicts = spare(retained(keep, steps), spared)
+    going = _going(verdicts)
+    # Another program may have them to do, or hold them.
+    return spare(verdicts, {**uncalled_steps(run, going), **find_held(run, going)}) if going else verdicts
 
 
 def _going(verdicts: Iterable[Verdict]) -> set[int]:
@@ -529,10 +524,7 @@ def collect(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None
 
     def remove(run: RunFolder) -> list[Verdict]:
         records = records_in(run)
-        verdicts = spare(retained(keep, records.steps), spared or {})
-        verdicts = spare(verdicts, uncalled_steps(run, _going(verdicts)))  # another program may have them to do
-        going = _going(verdicts)
-        verdicts = spare(verdicts, end_leases(run, going) if going else {})
+        verdicts = _judge(run, records.steps, keep, spared or {}, end_leases)
         going = _going(verdicts)
         errors, held = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
         with collect_errors(errors):

@@ -172,11 +172,9 @@ def _leases(place: Store) -> list[_Found]:
 
 
 def _describe(place: Store, leases: Collection[_Found], steps: Collection[int] | None) -> dict[int, str]:
-    last: dict[int, _Found] = {}
-    for lease in leases:
-        if (steps is None or lease.step in steps) and (lease.step not in last or last[lease.step].until < lease.until):
-            last[lease.step] = lease
-    return {step: f"held by {_holder(place, last[step])} until {when_text(last[step].until)}" for step in sorted(last)}
+    # Of several on a step the one that ends last.
+    last = {lease.step: lease for lease in sorted(leases) if steps is None or lease.step in steps}
+    return {step: f"held by {_holder(place, one)} until {when_text(one.until)}" for step, one in last.items()}
 
 
 def _holder(place: Store, lease: _Found) -> str:
@@ -484,9 +482,7 @@ class StepWatch(Closable):
             looking = self._looking
             try:
                 found = await asyncio.shield(looking)
-            except asyncio.CancelledError:  # its thread goes on: what it finds is for the next call
-                raise
-            except BaseException:
+            except Exception:  # but who is cancelled: its thread goes on, and what it finds is for the next call
                 self._looking = None
                 raise
             self._looking = None

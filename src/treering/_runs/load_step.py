@@ -20,10 +20,9 @@ from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
-from treering._coordination.allgather import name_both
 from treering._format.run_document import find_note
 from treering._printable import kind_of, show_path
-from treering._runs.fallback import Read, load_newest, require_one_folder, root_of, try_read
+from treering._runs.fallback import load_newest, root_of
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Fallback, Resumed
 from treering._runs.run_state import RunState, require_step_number
@@ -46,9 +45,8 @@ def load_step(
 ) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
     options.check(like)
-    _check_fallback(fallback)
     if step is not None:
-        if fallback:
+        if fallback is not False:
             raise errors.UnsupportedError(
                 "fallback= is for the latest step, and a step is given", hint="omit one of them"
             )
@@ -61,7 +59,7 @@ def load_step(
             raise errors.NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
         return _load(run, root, latest, like, options)
 
-    return _of_latest(run, read, fallback, options)
+    return load_newest(run, read, fallback, entire=options.entire)
 
 
 def load_or_init(
@@ -69,61 +67,11 @@ def load_or_init(
 ) -> Resumed[T]:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
     options.check(())
-    _check_fallback(fallback)
-
-    def read(step: int | None, root: Path) -> Callable[[], Resumed[T]]:
-        with showing(options.progress):
-            return _load_or_init(run, root, step, init_fn, options)
-
-    return _of_latest(run, read, fallback, options)
-
-
-def _check_fallback(fallback: object) -> None:
-    if not isinstance(fallback, bool | Fallback):
-        hint = "write fallback=treering.Fallback(max_attempts=3), say"
-        raise errors.UnsupportedError(f"fallback={fallback!r:.100} is neither True, False nor a Fallback", hint=hint)
+    read = functools.partial(_load_or_init, run, init_fn, options)
+    return load_newest(run, read, fallback, entire=options.entire)
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
-
-
-def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback, options: LoadOptions) -> T:
-    """Return what is read of the latest step; None stands for it where there is none.
-
-    Another program may save newer steps, and remove this one, while it is read. Then all processes begin again.
-
-    Args:
-        run: the run.
-        read: reads a step, and returns what ends the load where all processes have read it.
-        fallback: whether to go back where it is damaged.
-        options: what the caller asks for.
-    """
-    if fallback or run.roots[1:]:
-        return load_newest(run, read, fallback, entire=options.entire)
-    latest = run.latest(before=run.finish_saves)  # nothing of the run is in flight then
-    while latest is not None:
-        found, by_all = try_read(read, latest, run.path)
-        gone = () if by_all else _find_gone(run, found)
-        newer = run.latest() if gone else latest
-        if newer in (None, latest):
-            if gone and (isinstance(found, errors.NotFoundError) or not isinstance(found, Exception)):
-                require_one_folder(run, latest, gone)
-            if isinstance(found, Exception):
-                raise found
-            return found()
-        latest = newer
-    return read(None, run.path)()
-
-
-def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
-    """Return the processes that did not find the step; all call this, and where others do not come, it raises."""
-    said = b"gone" if isinstance(found, errors.NotFoundError | errors.NotSharedError) else b""
-    try:
-        heard = run.gather(said, f"load the latest step of {run.shown!r}")
-    except errors.TreeringError as error:
-        own = found if isinstance(found, Exception) else None
-        raise name_both(error, own) from own
-    return tuple(number for number, one in enumerate(heard) if one)
 
 
 def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions) -> Callable[[], Any]:
@@ -137,7 +85,7 @@ def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions)
         items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)
 
     def finish() -> Any:
-        _note_whole(run, path)
+        run.note_whole(path)
         return restore_states(items)
 
     return finish  # only then all of it was checked, and the other processes have theirs
@@ -154,12 +102,6 @@ def _noting_damage(run: RunState, path: Path) -> Iterator[None]:
         others = "`treering verify` lists all damage, and fallback=True goes back to the newest step that is whole"
         error.hint = f"the damage is in {shown!r}: use another copy of it; {others}"
         raise
-
-
-def _note_whole(run: RunState, path: Path) -> None:
-    """Note that a step was loaded: what the next save shares with it is known to be whole."""
-    if path.parent == run.path:
-        run.note_whole(path)
 
 
 @contextlib.contextmanager
@@ -193,7 +135,7 @@ def _noting(run: RunState, step: int, opened: AbstractContextManager[Source]) ->
 
 
 def _load_or_init(
-    run: RunState, root: Path, step: int | None, init_fn: Callable[[], T], options: LoadOptions
+    run: RunState, init_fn: Callable[[], T], options: LoadOptions, step: int | None, root: Path
 ) -> Callable[[], Resumed[T]]:
     """Return what ends the load, with what is stored read already.
 
@@ -203,10 +145,10 @@ def _load_or_init(
 
     Args:
         run: the run.
-        root: the folder that has the step.
-        step: its step; None initialises everything.
         init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
         options: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
+        step: its step; None initialises everything.
+        root: the folder that has the step.
 
     Raises:
         MismatchError: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
@@ -223,11 +165,11 @@ def _load_or_init(
     group = LoadGroup(path, timeout=run.timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
-    with _noting_damage(run, path):
+    with showing(options.progress), _noting_damage(run, path):
         items = group.retry_on_overwrite(lambda: _noting(run, step, read_source(path, mapped=False)), load)
 
     def finish() -> Resumed[T]:
-        _note_whole(run, path)
+        run.note_whole(path)
         tree = fresh.complete(items.tree, items.kept)
         restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
         if items.kept:

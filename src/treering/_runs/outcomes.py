@@ -133,7 +133,7 @@ class SaveOutcomes:
         ended = BegunSave(self, step).ended
         job = SaveJob(resolved(place), shown=str(place), run=self._place, timeout=timeout, nbytes=0, ended=ended)
         watch_for_end()
-        writer().note_failed(job, error)
+        writer().note_end(job, error)
         self.settle(raises=raises)
         return StepSave(step=step, reason=f"it failed: {error_text(error)}", error=error)
 

@@ -242,13 +242,9 @@ def _rule(node: ast.expr) -> Policy:
 
 def _value(node: ast.expr) -> Any:
     match node:
-        case ast.Constant(value=int() | float() | str() as value):
-            return value
-        case ast.List(elts=items):
-            return list(map(_value, items))
         case ast.Call(func=ast.Name(id="timedelta"), args=[], keywords=named):
             return datetime.timedelta(**_named(named))
-    raise SyntaxError
+    return ast.literal_eval(node)
 
 
 def _named(keywords: list[ast.keyword]) -> dict[str, Any]:

@@ -26,16 +26,7 @@ from treering._runs.leases import NOT_CALLED, CommitCalls, Lease, StepWatch, hel
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
-from treering._runs.steps import (
-    latest_of,
-    missing_step,
-    noted_steps,
-    read_record,
-    read_run,
-    records_of,
-    step_path,
-    steps_of,
-)
+from treering._runs.steps import missing_step, noted_steps, read_record, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
@@ -53,7 +44,7 @@ from treering.errors import (
 )
 from treering.rules import Cadence, Decision, Policy, Verdict, best_steps, policy_text
 
-T = TypeVar("T", bound=int | None)
+T = TypeVar("T", bound=int | list[int] | None)
 
 _SHOWN: Final = 10
 _RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
@@ -70,6 +61,8 @@ class RunState:
         on_save_error: "raise", or "warn" where a failed save does not end training.
         max_failures: after how many failures in a row it does.
         search: other folders that may have steps of it.
+        incremental: whether saves share files with the step before.
+        full_every: every how many saves one shares none.
         on_commit: what is called for each step that was committed; None: nothing.
 
     Attributes:
@@ -107,6 +100,7 @@ class RunState:
     def __init__(
         self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None,
         on_save_error: str = "raise", max_failures: int | None = None, search: Sequence[str | os.PathLike[str]] = (),
+        incremental: bool = False, full_every: int | None = None,
         on_commit: Callable[[StepCommit], object] | None = None,
     ) -> None:  # fmt: skip
         _require_rule("keep", keep, Policy, "KeepLast(3)")
@@ -130,7 +124,7 @@ class RunState:
         self.resumed: int | None = None
         self.passed: dict[int, str | None] = {}
         self.held: int | None = None
-        self.increment: Increment | None = None
+        self.increment = _increment(self, incremental, full_every) if incremental or full_every is not None else None
         self.whole: list[Path] = []
         self.damaged: set[Path] = set()
         if not (on_commit is None or callable(on_commit)):
@@ -151,8 +145,9 @@ class RunState:
 
     def note_whole(self, path: Path) -> None:
         """Note the folder of a step that was saved or loaded, so that what the next save shares with it is whole."""
-        self.whole[:] = [path]
-        self.damaged.discard(path)
+        if path.parent == self.path:  # else it is a step of another root
+            self.whole[:] = [path]
+            self.damaged.discard(path)
 
     def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.
@@ -174,13 +169,6 @@ class RunState:
         board = PathMessageBoard.of(self.path)
         return allgather_with_deadline(said, this_processes(()), timeout=self.timeout, board=board, doing=doing)
 
-    def latest(
-        self, *, before: Callable[[], None] = lambda: None, find_latest: Callable[[Path], int | None] = latest_of
-    ) -> int | None:
-        """Return the latest step, that of process 0 on all processes; raises as `broadcast` does."""
-        doing = f"look for the latest step of {self.shown!r}"
-        return self.broadcast(lambda: find_latest(self.path), doing, before=before)
-
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
 
@@ -189,8 +177,7 @@ class RunState:
             TreeringError: a save failed.
         """
         begun = time.monotonic()
-        wait_for(self.path, timeout)
-        self.raise_unreported()
+        self.finish_saves(timeout)
         self.warn()
         end = time.monotonic() + self.timeout if timeout is None else begun + timeout
         self._await_calls(end)
@@ -207,14 +194,14 @@ class RunState:
         raise_unreported(self.path)
         self.outcomes.settle(raises=raises)
 
-    def finish_saves(self) -> None:
+    def finish_saves(self, timeout: float | None = None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, or warn of it, unless that was told.
 
         Raises:
-            TimedOutError: a save shows no progress any more.
+            TimedOutError: it takes longer than ``timeout`` seconds, or shows no progress any more.
             TreeringError: a save failed.
         """
-        wait_for(self.path)
+        wait_for(self.path, timeout)
         self.raise_unreported()
 
     def timeout_of(self, decision: Decision) -> float:
@@ -418,7 +405,7 @@ class RunState:
         self.broadcast(work, doing, before=self.finish_saves)
 
 
-def step_increment(run: RunState, *, incremental: bool, full_every: int | None) -> Increment:
+def _increment(run: RunState, incremental: bool, full_every: int | None) -> Increment:
     """Return what says which steps a save may share files with: the one that this process saved or loaded last, if any.
 
     Never with one that was passed over when the run was resumed: its damage would be that of all that follow.

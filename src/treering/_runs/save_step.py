@@ -9,7 +9,7 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeAlias
 
@@ -113,7 +113,8 @@ def _save_step(
         return run.schedule.saves(number, force=force) if decision is None else decision.save
 
     def counted_from() -> int | None:
-        return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
+        looking = f"look for the latest step of {run.shown!r}"
+        return run.broadcast(lambda: latest_known(run.path), looking) if run.resumed is None else run.resumed
 
     with counted(path, saves=saves), _take_back_on_failure(run, path, processes, lambda: decision is not None):
         run.require_open()
@@ -289,13 +290,11 @@ def _numbers(metrics: _Given) -> dict[str, float]:
 
 def _number(name: str, value: Any) -> float:
     kind = value.dtype.kind if isinstance(value, np.generic | np.ndarray | jax.Array) else "f"
-    if isinstance(value, _NUMBERS) and np.ndim(value) == 0 and kind in _KINDS:
-        try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if isinstance(value, _NUMBERS) and np.ndim(value) == 0 and kind in _KINDS:
             return float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}, which is not a number") from error
-    hint = "metrics are numbers: int, float, or an array without axes"
-    raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)
+    hint = "metrics are numbers that a float can hold: int, float, or an array without axes"
+    raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}, which is not a number", hint=hint)
 
 
 def _still_passed(run: RunState, step: int) -> frozenset[int]:
@@ -354,9 +353,7 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
         if order.replaced or order.left:
             run.known.forget()
         more = len(in_flight(run.path)) > 1
-        collect_after(
-            run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more, noted=order.noted
-        )
+        collect_after(run, step, order, seconds=seconds, more_follow=more)
         run.unmeasured = unknown_metrics(run.keep, run.known.records.values())
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
@@ -367,14 +364,7 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
 
 
 def collect_after(
-    state: RunState,
-    step: int,
-    *,
-    there: Iterable[int] | None,
-    left: Collection[int] = (),
-    seconds: float | None,
-    more_follow: bool = False,
-    noted: bool = False,
+    state: RunState, step: int, order: Order, *, seconds: float | None, more_follow: bool = False
 ) -> None:
     """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
 
@@ -385,11 +375,9 @@ def collect_after(
     Args:
         state: the run.
         step: the step.
-        there: the steps whose folders were there when the save began, and those that were in flight; None to look.
-        left: the steps that this save has left behind.
+        order: where it stands among the others.
         seconds: how long the save took.
         more_follow: whether another save of the run is waiting, which will note this step too.
-        noted: whether the run has noted steps that were passed over.
 
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
@@ -405,8 +393,8 @@ def collect_after(
             errors, back = gc.remove_superseded(run)
             leased = run.is_left_for_leases() if back is None else back.leases
         hidden = run.superseded_steps() if back is not None else ()
-        known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
-        judged = _judge(state, run, step, errors, noted=noted)
+        known.refresh(run, step, order.there, seconds=seconds, left={*order.left, *hidden})
+        judged = _judge(state, run, step, errors, noted=order.noted)
         held = _find_held(run, known.records, judged, errors) if leased else ()
         spared = {*held, *(() if state.calls is None else state.calls.pending())}
         going = {old: digest for old, digest in judged.items() if old not in spared}

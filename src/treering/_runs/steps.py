@@ -12,7 +12,7 @@ import functools
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -26,7 +26,7 @@ from treering._store.failures import naming_file
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import find_at, located, open_file, places_at, store_at
 from treering._values.checkpoint_names import INDEX, RUN_DOCUMENT, step_name, step_of_name
-from treering._values.human import steps_text
+from treering._values.human import shown_names, steps_text
 from treering._view.plain import members_of
 from treering.errors import BusyError, FormatError, NotFoundError, TreeringError
 
@@ -89,7 +89,8 @@ def require_run(run: RunFolder, names: Collection[str] | None) -> None:
         if other == _OWN:
             hint = f"name the folders as a run does, {step_name(number)!r} for {name!r}, or use another folder"
         if other is not None:
-            what = f"it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}"
+            others = shown_names([each for _, each in numbered])
+            what = f"it holds other numbered steps, {others}; {name!r} is {other}"
             raise FormatError(f"{shown!r} is not a run: {what}", hint=hint)
     if (form := find_foreign_folder(run.path)) is not None:
         raise _other_form(shown, f"of the form {form.value}")
@@ -122,11 +123,6 @@ def _other(place: Path) -> str | None:
 def _head(path: Path) -> bytes:
     with open_file(path) as file:
         return file.read(0, min(HEAD_BYTES, file.size))
-
-
-def _listed(numbered: Iterable[tuple[int, str]]) -> str:
-    names = [repr(name) for _, name in numbered]
-    return ", ".join(names if len(names) <= 2 * _LOOKED_AT else [*names[:2], "...", *names[-2:]])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

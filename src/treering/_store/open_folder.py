@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Final
@@ -137,19 +136,6 @@ def find_index(store: Store, place: str = "") -> Entry | None:
     """
     found = store.find(f"{place}/{INDEX}" if place else INDEX)
     return None if found is None or is_removed(store, found, place) else found
-
-
-def has_indexes(store: Store, places: Sequence[str]) -> list[bool | None]:
-    """Tell of many places in an open store whether an index is there; None of those that take a look at each."""
-    if not isinstance(store, PosixStore):
-        return [None] * len(places)
-    found = store.folder.find_each([f"{place}/{INDEX}" for place in places])
-    # What may be a tombstone has to be read, and so has a link, which a snapshot of a hub has.
-    return [each is not None if each is None or _is_plain(each) else None for each in found]
-
-
-def _is_plain(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and not is_tombstone_size(found.st_size)
 
 
 def index_heads(store: Store, places: Sequence[str]) -> list[tuple[int, bytes] | None]:

@@ -166,19 +166,6 @@ class Folder(Closable):
         except FileNotFoundError:
             return None
 
-    def find_each(self, names: Sequence[str]) -> list[os.stat_result | None]:
-        """Return what `find` does for many names; None, too, where something that is no folder is on the way."""
-        start = self.place("")[1]
-        look = functools.partial(os.stat, dir_fd=start, follow_symlinks=False)
-        found: list[os.stat_result | None] = []
-        results = map(look, names if start is not None else [self.place(name)[0] for name in names])
-        while len(found) < len(names):
-            try:
-                found.extend(results)
-            except (FileNotFoundError, NotADirectoryError):
-                found.append(None)
-        return found
-
     def read_each(self, names: Sequence[str], most: int) -> list[tuple[int, bytes] | None]:
         """Return the sizes and the first bytes of many files; None where `open` would raise, and for what is no file.
 
