@@ -365,7 +365,7 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
         >>> build([Container(node="dict", keys=(1, "a")), 1, Container(node="tuple", keys=(0, 1)), 2], [7, 8, 9])
         {1: 7, 'a': (8, 9)}
     """
-    return assemble(tokens, leaves, functools.partial(_node, made={}))
+    return assemble(tokens, leaves, functools.partial(_node, made=set()))
 
 
 def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Container, list[Any]], Any]) -> Any:
@@ -400,7 +400,7 @@ def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Con
     return root[0]
 
 
-def _node(container: Container, children: list[Any], made: dict[Any, type | None]) -> Any:
+def _node(container: Container, children: list[Any], made: set[Any]) -> Any:
     kind, name = container.node, container.class_name or ""
     if kind in ("list", "tuple") and not container.thinned:
         return children if kind == "list" else tuple(children)
@@ -427,14 +427,13 @@ def zip_children(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
     return fields
 
 
-def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type | None]) -> type | None:
+def _namedtuple(name: str, fields: tuple[Any, ...], made: set[Any]) -> type | None:
     """Return a namedtuple class of that name, the same one each time; None where Python could not write it."""
-    if (name, fields) not in made:
-        if len(made) >= _MOST_NAMEDTUPLES:
-            problem = f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples"
-            raise UnsupportedError(problem, hint="load with like=")
-        made[name, fields] = _make_namedtuple(name, fields)
-    return made[name, fields]
+    made.add((name, fields))
+    if len(made) > _MOST_NAMEDTUPLES:
+        problem = f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples"
+        raise UnsupportedError(problem, hint="load with like=")
+    return _make_namedtuple(name, fields)
 
 
 @functools.lru_cache(maxsize=_MOST_NAMEDTUPLES)
