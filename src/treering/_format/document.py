@@ -371,20 +371,11 @@ def _check_tiles(index: Index) -> None:
             begins, sizes = [begins[row] for row in rows], [sizes[row] for row in rows]
         if list(itertools.accumulate(sizes, initial=file.header)) == [*begins, file.nbytes]:
             continue
-        if index.gapped:
-            for begin, size, after in zip([file.header, *begins], [0, *sizes], [*begins, file.nbytes], strict=True):
-                if begin + size > after:
-                    raise CorruptError(_tiling_problem(index, file, after, begin + size, gap=False))
-            continue
-        # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
-        full = [(start, start + size) for start, size in zip(begins, sizes, strict=True) if size]
-        edges = [file.header, *sorted(stop for _, stop in full)]
-        closing = [*sorted(start for start, _ in full), file.nbytes]
-        if edges != closing:
-            stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
-            raise CorruptError(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
-        offset = min({start for start, size in zip(begins, sizes, strict=True) if not size}.difference(edges))
-        raise CorruptError(f"an empty array lies inside another one, at byte {offset} of file {number}")
+        for begin, size, after in zip([file.header, *begins], [0, *sizes], [*begins, file.nbytes], strict=True):
+            stop = begin + size
+            if stop > after or (stop < after and not index.gapped):
+                first, last = sorted((stop, after))
+                raise CorruptError(_tiling_problem(index, file, first, last, gap=stop < after))
 
 
 def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap: bool) -> str:

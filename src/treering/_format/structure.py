@@ -322,40 +322,22 @@ def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[t
         >>> list(iter_runs([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2]))
         [('', ['a']), ('3/', ['0', '1'])]
     """
-    # As `walk`, in one loop: of many layers each token counts. One container stands for all that are alike.
-    known: dict[int, list[str]] = {}
-    around: list[tuple[list[str], int]] = []
+    known: dict[int, list[str]] = {}  # one container stands for all that are alike
+    open_parts: list[list[str]] = []
     above: list[str] = []
-    parts, place, first, length = [""], 0, 0, 0
-    for token in tokens:
-        left = token if type(token) is int else 1
-        if left < 1:
-            raise FormatError(f"a run of {pluralize(left, 'leaves')} stands in the structure")
-        while left:
-            while place == len(parts):
-                if not around:
-                    raise FormatError("the structure continues after its end")
-                parts, place = around.pop()
-                length -= len(above.pop())
-            first, place = place, min(place + left, len(parts))
-            left -= place - first
-            if type(token) is int:
-                if longest is not None and length > longest:
-                    raise FormatError(f"the key texts of a run begin with more than {longest} characters")
-                run = parts if place - first == len(parts) else parts[first:place]
-                # The way to a run is put together for it alone: containers without leaves may have any number of ways.
-                yield "/".join([*above[1:], ""]), [part or "~" for part in run] if len(around) == 1 else run
+    for depth, place, token in walk(tokens):
+        del open_parts[depth:], above[depth:]
         if isinstance(token, Container):
-            if len(around) >= MAX_LEVELS:
-                raise FormatError(f"the structure is more than {MAX_LEVELS} containers deep")
-            around.append((parts, place))
-            above.append(parts[first])
-            length += len(parts[first])
-            if (inner := known.get(id(token))) is None:
-                inner = known[id(token)] = _parts(token.keys)
-            parts, place = inner, 0
-    if place != len(parts) or any(place != len(parts) for parts, place in around):
-        raise FormatError("the structure ends early")
+            above.append(open_parts[-1][place] if open_parts else "")
+            if (parts := known.get(id(token))) is None:
+                parts = known[id(token)] = _parts(token.keys)
+            open_parts.append(parts)
+        elif longest is not None and sum(map(len, above)) > longest:
+            raise FormatError(f"the key texts of a run begin with more than {longest} characters")
+        else:
+            run = open_parts[-1][place : place + token] if open_parts else [""]
+            # The way to a run is put together for it alone: containers without leaves may have any number of ways.
+            yield "/".join([*above[1:], ""]), [part or "~" for part in run] if depth == 1 else run
 
 
 def _parts(keys: tuple[Any, ...]) -> list[str]:
@@ -383,7 +365,7 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
         >>> build([Container(node="dict", keys=(1, "a")), 1, Container(node="tuple", keys=(0, 1)), 2], [7, 8, 9])
         {1: 7, 'a': (8, 9)}
     """
-    return assemble(tokens, leaves, functools.partial(_node, made={}))
+    return assemble(tokens, leaves, functools.partial(_node, made=set()))
 
 
 def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Container, list[Any]], Any]) -> Any:
@@ -418,7 +400,7 @@ def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Con
     return root[0]
 
 
-def _node(container: Container, children: list[Any], made: dict[Any, type | None]) -> Any:
+def _node(container: Container, children: list[Any], made: set[Any]) -> Any:
     kind, name = container.node, container.class_name or ""
     if kind in ("list", "tuple") and not container.thinned:
         return children if kind == "list" else tuple(children)
@@ -445,14 +427,13 @@ def zip_children(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
     return fields
 
 
-def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type | None]) -> type | None:
+def _namedtuple(name: str, fields: tuple[Any, ...], made: set[Any]) -> type | None:
     """Return a namedtuple class of that name, the same one each time; None where Python could not write it."""
-    if (name, fields) not in made:
-        if len(made) >= _MOST_NAMEDTUPLES:
-            problem = f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples"
-            raise UnsupportedError(problem, hint="load with like=")
-        made[name, fields] = _make_namedtuple(name, fields)
-    return made[name, fields]
+    made.add((name, fields))
+    if len(made) > _MOST_NAMEDTUPLES:
+        problem = f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples"
+        raise UnsupportedError(problem, hint="load with like=")
+    return _make_namedtuple(name, fields)
 
 
 @functools.lru_cache(maxsize=_MOST_NAMEDTUPLES)

@@ -23,7 +23,7 @@ from treering._values.human import pluralize
 from treering._values.outline import InNotebook, Outline, OutlineRow
 from treering._view.plain import cut, json_text, visible
 from treering._view.progress import Progress, reporter, showing
-from treering._view.rows import branch_kind, child_key, children_of, is_branch, record_of, value_text
+from treering._view.rows import branch_kind, children_of, is_branch, record_of, value_text, walk_tree
 from treering._view.tree_text import leaf_cells
 
 if TYPE_CHECKING:
@@ -210,27 +210,15 @@ def pair_nodes(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         >>> [key for key, _, right in pair_nodes({"x": 1, "y": [2]}, {"x": 1}) if right is ABSENT]
         ['y', 'y/0']
     """
-    yield "", a, b
-    stack = [("", 0, _pairs(a, b))]
-    while stack:
-        above, depth, pairs = stack[-1]
-        for name, left, right in pairs:
-            key = child_key(above, depth, name)
-            yield key, left, right
-            if is_branch(left) or is_branch(right):
-                stack.append((key, depth + 1, _pairs(left, right)))
-                break
-        else:
-            stack.pop()
+    return ((key, left, right) for key, (left, right) in walk_tree((a, b), _pairs))
 
 
-def _pairs(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(pair: tuple[Any, Any]) -> Iterator[tuple[str, tuple[Any, Any]]] | None:
     """Pair the children of two nodes by name; a leaf beside a branch has none."""
-    if not all(node is ABSENT or is_branch(node) for node in (a, b)):
-        return
-    others = _children(b)
-    yield from ((name, left, others.pop(name, ABSENT)) for name, left in _children(a).items())
-    yield from ((name, ABSENT, right) for name, right in others.items())
+    if not all(node is ABSENT or is_branch(node) for node in pair):
+        return None
+    one, other = map(_children, pair)
+    return ((name, (one.get(name, ABSENT), other.get(name, ABSENT))) for name in one | other)
 
 
 def _children(node: Any) -> dict[str, Any]:
@@ -319,24 +307,20 @@ def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
 
 
 def _metadata(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
-    for key, left, right in _members(a, b):
+    for key, (left, right) in walk_tree((a, b), _members):
+        if _members((left, right)) is not None:  # what lies in it follows
+            continue
         one, other = (None if side is ABSENT else json_text(side) for side in (left, right))
         if one is None or other is None or json.dumps(left, sort_keys=True) != json.dumps(right, sort_keys=True):
             yield Difference(key, "metadata", one, other)
 
 
-def _members(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value, other value) of all members, those of objects inside included where both sides have them."""
-    waiting: list[tuple[str, int, Any, Any]] = [("", 0, a, b)]
-    while waiting:
-        key, depth, left, right = waiting.pop()
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            waiting += [
-                (child_key(key, depth, name), depth + 1, left.get(name, ABSENT), right.get(name, ABSENT))
-                for name in reversed({**left, **right})
-            ]
-        else:
-            yield key, left, right
+def _members(pair: tuple[Any, Any]) -> Iterator[tuple[str, tuple[Any, Any]]] | None:
+    """Pair the members of two objects; None where one is no object."""
+    a, b = pair
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return None
+    return ((name, (a.get(name, ABSENT), b.get(name, ABSENT))) for name in {**a, **b})
 
 
 def _text(node: Any) -> str:

@@ -246,7 +246,7 @@ def _open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     from treering._leaves.source import LeavesSource
 
     with read_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
-        checkpoint = Checkpoint(os.fspath(path), source, closing)
+        checkpoint = Checkpoint([os.fspath(path)], source, closing)
         index = source.index
         if isinstance(source, LeavesSource):
             listing = build_listing(index, source.branches)

@@ -327,13 +327,11 @@ def _find_bad_text(index: Index, files: Sequence[Reader | None], damaged: set[in
     if not any(texts):
         return
     chunks = index.chunks
-    parts: dict[int, list[int]] = {}
-    for chunk, leaf in enumerate(chunks.leaf):
-        if texts[index.leaf_types[leaf]]:
-            parts.setdefault(leaf, []).append(chunk)
-    for leaf_chunks in parts.values():
-        if damaged.isdisjoint(leaf_chunks) and all(files[chunks.file[chunk]] is not None for chunk in leaf_chunks):
-            bad = _first_bad_text(index, files, sorted(leaf_chunks, key=index.box_of))
+    for leaf, rows in itertools.groupby(range(len(chunks)), chunks.leaf.__getitem__):
+        if not texts[index.leaf_types[leaf]] or not damaged.isdisjoint(parts := list(rows)):
+            continue
+        if all(files[chunks.file[chunk]] is not None for chunk in parts):
+            bad = _first_bad_text(index, files, sorted(parts, key=index.box_of))
             if bad is not None:
                 yield bad
 

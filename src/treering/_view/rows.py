@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from treering._format.index import OpaqueLeaf
 from treering._format.listing import LeafRecord, Named
@@ -25,6 +25,7 @@ _WIDEST_NUMBER = 10_000
 LONGEST_KEY = 1000
 """A longer key text is cut in its middle: a hostile file may nest 100,000 names."""
 
+T = TypeVar("T")
 States: TypeAlias = tuple[Any, ...] | None
 """The state of each glob at one branch; None below a branch that a glob keeps whole: nothing is left to match."""
 
@@ -164,19 +165,36 @@ def nodes_of(root: Any, globs: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
         ['', 'a', 'a/0', 'a/1']
     """
     together, start = start_matching(globs)
-    if start is None:
-        yield "", root
-    if not is_branch(root):
-        return
-    stack: list[tuple[str, int, States, Iterator[tuple[str, Any]]]] = [("", 0, start, children_of(root))]
+
+    def children(place: tuple[States, Any]) -> Iterator[tuple[str, tuple[States, Any]]] | None:
+        states, branch = place
+        if states == () or not is_branch(branch):
+            return None
+        return ((name, (match_name(together, states, name), node)) for name, node in children_of(branch))
+
+    return ((key, node) for key, (states, node) in walk_tree((start, root), children) if states is None)
+
+
+def walk_tree(root: T, children: Callable[[T], Iterator[tuple[str, T]] | None]) -> Iterator[tuple[str, T]]:
+    """Walk through whatever is nested, each node with its key text and before what lies in it.
+
+    Args:
+        root: the outermost node.
+        children: returns the names and nodes in a node; None where nothing is.
+
+    Example:
+        >>> list(walk_tree("ab", lambda text: zip("xy", text) if len(text) > 1 else None))
+        [('', 'ab'), ('x', 'a'), ('y', 'b')]
+    """
+    yield "", root
+    stack = [("", 0, children(root) or iter(()))]
     while stack:
-        above, depth, states, children = stack[-1]
-        for name, node in children:
+        above, depth, left = stack[-1]
+        for name, node in left:
             key = child_key(above, depth, name)
-            if (below := match_name(together, states, name)) is None:
-                yield key, node
-            if is_branch(node) and (below is None or below):
-                stack.append((key, depth + 1, below, children_of(node)))
+            yield key, node
+            if (below := children(node)) is not None:
+                stack.append((key, depth + 1, below))
                 break
         else:
             stack.pop()
