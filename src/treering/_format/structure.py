@@ -322,22 +322,40 @@ def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[t
         >>> list(iter_runs([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2]))
         [('', ['a']), ('3/', ['0', '1'])]
     """
-    known: dict[int, list[str]] = {}  # one container stands for all that are alike
-    open_parts: list[list[str]] = []
+    # As `walk`, in one loop: of many layers each token counts. One container stands for all that are alike.
+    known: dict[int, list[str]] = {}
+    around: list[tuple[list[str], int]] = []
     above: list[str] = []
-    for depth, place, token in walk(tokens):
-        del open_parts[depth:], above[depth:]
+    parts, place, first, length = [""], 0, 0, 0
+    for token in tokens:
+        left = token if type(token) is int else 1
+        if left < 1:
+            raise FormatError(f"a run of {pluralize(left, 'leaves')} stands in the structure")
+        while left:
+            while place == len(parts):
+                if not around:
+                    raise FormatError("the structure continues after its end")
+                parts, place = around.pop()
+                length -= len(above.pop())
+            first, place = place, min(place + left, len(parts))
+            left -= place - first
+            if type(token) is int:
+                if longest is not None and length > longest:
+                    raise FormatError(f"the key texts of a run begin with more than {longest} characters")
+                run = parts if place - first == len(parts) else parts[first:place]
+                # The way to a run is put together for it alone: containers without leaves may have any number of ways.
+                yield "/".join([*above[1:], ""]), [part or "~" for part in run] if len(around) == 1 else run
         if isinstance(token, Container):
-            above.append(open_parts[-1][place] if open_parts else "")
-            if (parts := known.get(id(token))) is None:
-                parts = known[id(token)] = _parts(token.keys)
-            open_parts.append(parts)
-        elif longest is not None and sum(map(len, above)) > longest:
-            raise FormatError(f"the key texts of a run begin with more than {longest} characters")
-        else:
-            run = open_parts[-1][place : place + token] if open_parts else [""]
-            # The way to a run is put together for it alone: containers without leaves may have any number of ways.
-            yield "/".join([*above[1:], ""]), [part or "~" for part in run] if depth == 1 else run
+            if len(around) >= MAX_LEVELS:
+                raise FormatError(f"the structure is more than {MAX_LEVELS} containers deep")
+            around.append((parts, place))
+            above.append(parts[first])
+            length += len(parts[first])
+            if (inner := known.get(id(token))) is None:
+                inner = known[id(token)] = _parts(token.keys)
+            parts, place = inner, 0
+    if place != len(parts) or any(place != len(parts) for parts, place in around):
+        raise FormatError("the structure ends early")
 
 
 def _parts(keys: tuple[Any, ...]) -> list[str]:
