@@ -584,18 +584,16 @@ class SaveData:
         )
 
     def _digested(self, chunk: int, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """Return the pieces of a chunk, of which a digest is noted where that is wanted: of what the file gets."""
-        return pieces if self._digests is None else self._digest(self._digests, chunk, pieces)
-
-    def _digest(
-        self, digests: MutableMapping[int, bytes], chunk: int, pieces: Iterator[bytes | memoryview]
-    ) -> Iterator[bytes | memoryview]:
+        """Yield the pieces of a chunk, of which a digest is noted where that is wanted: of what the file gets."""
+        if self._digests is None:
+            yield from pieces
+            return
         state = xxhash.xxh3_128()
         for piece in pieces:
             state.update(piece)
             yield piece
             del piece  # its memory is free for the next one
-        digests[chunk] = state.digest()
+        self._digests[chunk] = state.digest()
 
     def first_other(self, other: SaveData) -> int | None:
         """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""
