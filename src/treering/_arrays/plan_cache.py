@@ -290,35 +290,6 @@ _Picks = tuple[tuple[Box, Any], ...]
 _Match = Callable[[Sequence[Any]], bool]
 
 
-class _Parts(Mapping[int, tuple[HeldBox, ...]]):
-    """The boxes of leaves that lie on several devices: of arrays nothing is made until it is asked for."""
-
-    def __init__(
-        self, picks: Mapping[int, _Picks], anew: Mapping[int, tuple[HeldBox, ...]], leaves: Sequence[Any]
-    ) -> None:
-        self._picks = picks
-        self._anew = anew
-        self._leaves = leaves
-        self._last: tuple[int, tuple[HeldBox, ...]] = (-1, ())
-
-    def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
-        if (picks := self._picks.get(number)) is None:
-            return self._anew[number]
-        # The boxes of a leaf are asked for one after another, and each time jax would make all shards of it.
-        last, boxes = self._last
-        if last != number:
-            held = {shard.device: shard.data for shard in shards_of(self._leaves[number])}
-            boxes = tuple([HeldBox(box, held[device]) for box, device in picks])
-            self._last = number, boxes
-        return boxes
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.chain(self._picks, self._anew)
-
-    def __len__(self) -> int:
-        return len(self._picks) + len(self._anew)
-
-
 def _match_numpy(arrays: Sequence[Any]) -> _Match:
     """Return what tells whether other numpy arrays are like these, one by one."""
     facts = list(map(_SHAPE_AND_DTYPE, arrays))
@@ -412,14 +383,17 @@ class KnownLeaves:
         if any(types[number] != row[2] for (number, *_), row in zip(found, self._anew, strict=True)):
             return None
         held = dict(zip(self._whole, map(leaves.__getitem__, self._whole), strict=True))
-        anew: dict[int, tuple[HeldBox, ...]] = {}
+        parted: dict[int, tuple[HeldBox, ...]] = {}
+        for number, picks in self._picks.items():
+            shards = {shard.device: shard.data for shard in shards_of(leaves[number])}
+            parted[number] = tuple([HeldBox(box, shards[device]) for box, device in picks])
         for (number, _, _), (_, data, parts, _) in zip(self._anew, found, strict=True):
             if parts is None:
                 held[number] = data
             else:
-                anew[number] = parts
+                parted[number] = parts
         values = {number: leaves[number] for number in self._values} | self._opaque
-        return LeafSources(held, _Parts(self._picks, anew, leaves)), values
+        return LeafSources(held, parted), values
 
 
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.
