@@ -244,33 +244,23 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
     describe = Describer(processes)
     leaf_types: list[int] = []
     values: dict[int, Any] = {}
-    whole_leaves: dict[int, Any] = {}
-    parted: dict[int, tuple[HeldBox, ...]] = {}
-    spread: dict[int, HeldBoxes] = {}
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
             if kind in ARRAY_KINDS or is_large(kind, leaf):
-                leaf_type, data, parts, held = describe.describe(kind, leaf)
-                if parts is None:
-                    whole_leaves[number] = data
-                else:
-                    parted[number] = parts
-                if held is not None:
-                    spread[number] = held
+                leaf_types.append(describe.add(number, kind, leaf))
             else:
-                leaf_type = describe.number_of(LeafType(kind=kind))
+                leaf_types.append(describe.number_of(LeafType(kind=kind)))
                 values[number] = flat.opaque[number] if kind == "opaque" else leaf
         except TreeringError as error:
             error.path = split_key(key)
             raise
-        leaf_types.append(leaf_type)
     return DescribedLeaves(
         types=tuple(describe.numbers),
         leaf_types=leaf_types,
         values=values,
-        sources=LeafSources(whole_leaves, parted),
+        sources=LeafSources(describe.whole, describe.parted),
         meshes=tuple(describe.meshes),
-        spread=spread,
+        spread=describe.spread,
     )
 
 
@@ -305,21 +295,26 @@ class _Alike(NamedTuple):
     """Whether this process holds each of them in one piece."""
 
 
-Described: TypeAlias = tuple[int, Any, tuple[HeldBox, ...] | None, HeldBoxes | None]
-"""Number of a leaf's type; its array, if that is here in one piece, or else its boxes that are here; and who holds each
-box of one that lies over processes."""
-
-
 class Describer:
     """Describes leaves that lie in files; gives equal types, and equal boxes, one number or object.
 
     Args:
         processes: those that save them together.
+
+    Attributes:
+        numbers: the types, each with its number.
+        meshes: the meshes, as text.
+        whole: the leaves that are here in one piece, each with its array.
+        parted: all others, each with its boxes that are here.
+        spread: the leaves that lie over processes, each with who holds which box.
     """
 
     def __init__(self, processes: Processes) -> None:
         self.numbers: dict[LeafType, int] = {}
         self.meshes: dict[str, None] = {}
+        self.whole: dict[int, Any] = {}
+        self.parted: dict[int, tuple[HeldBox, ...]] = {}
+        self.spread: dict[int, HeldBoxes] = {}
         self._processes = processes
         self._known: dict[Any, int] = {}
         self._alike: dict[tuple[int, str | None], _Alike] = {}
@@ -330,26 +325,27 @@ class Describer:
         """Return the number of a type."""
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
-    def describe(self, kind: str, leaf: Any) -> Described:
-        """Return what is known of a leaf, which is not copied yet.
+    def add(self, leaf_number: int, kind: str, leaf: Any) -> int:
+        """Note where a leaf lies, which is not copied yet; return the number of its type.
 
         Raises:
             UnsupportedError: it is deleted, traced, of a dtype that no file has, or other processes hold parts of it.
         """
         if kind == "jax":
-            return self._jax(leaf, None)
+            return self._add_jax(leaf_number, leaf, None)
         if kind == "key":
             require_alive(leaf)
-            return self._jax(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)))
+            return self._add_jax(leaf_number, jax.random.key_data(leaf), str(jax.random.key_impl(leaf)))
         if kind == "str":
             leaf = np.frombuffer(leaf.encode("utf-8", "surrogatepass"), np.uint8)
         elif kind in ("bytes", "bytearray"):
             leaf = np.frombuffer(bytes(leaf), np.uint8)
         elif kind == "numpy scalar":
             leaf = np.asarray(leaf)
-        return self._number_type(kind, leaf.dtype, leaf.shape, None, None), leaf, None, None
+        self.whole[leaf_number] = leaf
+        return self._number_type(kind, leaf.dtype, leaf.shape, None, None)
 
-    def _jax(self, leaf: Any, impl: str | None) -> Described:
+    def _add_jax(self, leaf_number: int, leaf: Any, impl: str | None) -> int:
         alike, sharding = self._alike.get((id(leaf.aval), impl)), leaf.sharding
         # What one jitted function gives has a few objects for all of these; a comparison costs more than the rest.
         if alike is None or not (sharding is alike.sharding or sharding == alike.sharding):
@@ -357,10 +353,13 @@ class Describer:
         elif leaf.is_deleted():
             require_alive(leaf)
         if alike.is_whole:
-            return alike.number, leaf, None, None
-        if alike.held is not None:
-            return alike.number, None, self._own_boxes(leaf), alike.held
-        return alike.number, None, tuple(HeldBox(box, data) for box, data in parts_of(leaf)), None
+            self.whole[leaf_number] = leaf
+        elif alike.held is None:
+            self.parted[leaf_number] = tuple(HeldBox(box, data) for box, data in parts_of(leaf))
+        else:
+            self.parted[leaf_number] = self._own_boxes(leaf)
+            self.spread[leaf_number] = alike.held
+        return alike.number
 
     def _look_at(self, leaf: Any, impl: str | None) -> _Alike:
         require_alive(leaf)

@@ -378,20 +378,15 @@ class KnownLeaves:
             return None
         # The few that are not simply compared with what they were: keys, numpy scalars, long texts.
         describer = Describer(self._processes)
-        found = [describer.describe(kind, leaves[number]) for number, kind, _ in self._anew]
+        found = [describer.add(number, kind, leaves[number]) for number, kind, _ in self._anew]
         types = tuple(describer.numbers)
-        if any(types[number] != row[2] for (number, *_), row in zip(found, self._anew, strict=True)):
+        if any(types[number] != known for number, (_, _, known) in zip(found, self._anew, strict=True)):
             return None
-        held = dict(zip(self._whole, map(leaves.__getitem__, self._whole), strict=True))
-        parted: dict[int, tuple[HeldBox, ...]] = {}
+        held = describer.whole | {number: leaves[number] for number in self._whole}
+        parted = describer.parted
         for number, picks in self._picks.items():
             shards = {shard.device: shard.data for shard in shards_of(leaves[number])}
             parted[number] = tuple([HeldBox(box, shards[device]) for box, device in picks])
-        for (number, _, _), (_, data, parts, _) in zip(self._anew, found, strict=True):
-            if parts is None:
-                held[number] = data
-            else:
-                parted[number] = parts
         values = {number: leaves[number] for number in self._values} | self._opaque
         return LeafSources(held, parted), values
 
