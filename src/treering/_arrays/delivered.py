@@ -117,11 +117,7 @@ class Deliveries:
 
 def wanted_boxes(shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> tuple[Box, ...]:
     """Return the boxes of a leaf that this process needs for a sharding, each one once; none for others' devices."""
-    if sharding is None:
-        return (whole(shape),)
-    if sharding.is_fully_replicated:
-        return (whole(shape),) if sharding.addressable_devices else ()
-    return _own_boxes(sharding, shape)
+    return (whole(shape),) if sharding is None else _own_boxes(sharding, shape)
 
 
 @functools.lru_cache(maxsize=1024)

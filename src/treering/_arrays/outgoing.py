@@ -207,11 +207,6 @@ class DescribedLeaves:
             return self._cast(leaf, sources[0].data, ())
         return self._cast(leaf, BoxedArray(self.types[self.leaf_types[leaf]].shape or (), sources), ())
 
-    def held_by(self, leaf: int) -> HeldBoxes:
-        """Return the distinct boxes of a leaf that lies in files, and who holds each."""
-        found = self.spread.get(leaf)
-        return tuple([(source.box, (0,)) for source in self.sources[leaf]]) if found is None else found
-
     def shared_by(self, leaf: int) -> HeldBoxes | None:
         """Return who holds which box of a leaf that others than process 0 hold; None for one that is process 0's.
 
@@ -227,7 +222,8 @@ class DescribedLeaves:
         nbytes = leaf_bytes(leaf_type)
         # An array without items is planned by its boxes alone.
         per_item = nbytes // math.prod(shape) if nbytes else 1
-        return LeafLayout(nbytes_per_item=per_item, shape=shape, boxes=self.held_by(leaf))
+        held = self.spread.get(leaf) or tuple([(source.box, (0,)) for source in self.sources[leaf]])
+        return LeafLayout(nbytes_per_item=per_item, shape=shape, boxes=held)
 
 
 def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedLeaves:
@@ -689,10 +685,9 @@ def join_layouts(
     """
     tables = ((one.chunks, sums, 0), (more.chunks, more_sums, len(one.names)))
     rows = sorted((leaf, at, row) for at, (chunks, _, _) in enumerate(tables) for row, leaf in enumerate(chunks.leaf))
-    table = array("Q")
+    starts, table = [chunks.first_blocks() for chunks, _, _ in tables], array("Q")
     for _, at, row in rows:
-        starts = tables[at][0].first_blocks()
-        table += tables[at][1][starts[row] : starts[row + 1]]
+        table += tables[at][1][starts[at][row] : starts[at][row + 1]]
     columns = {
         name: [getattr(tables[at][0], name)[row] for _, at, row in rows]
         for name in ("leaf", "box", "offset", "nbytes", "block")

@@ -222,7 +222,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             if x is not None:
                 yield x
             continue
-        if (opened := _open_node(x)) is None:
+        if (opened := open_by_key(x)) is None:
             yield x
         elif depth > MAX_DEPTH:
             raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
@@ -230,7 +230,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             pending.extend((depth + 1, child) for child in reversed(opened[0].values()))
 
 
-def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[list[Any]], Any]] | None:
+def open_by_key(x: Any) -> tuple[dict[Any, Any], Callable[[list[Any]], Any]] | None:
     """Return a node's children by key, and what makes such a node of other children; None for a leaf."""
     if type(x) is dict:
         return x, lambda mapped: dict(zip(x, mapped, strict=True))
@@ -275,7 +275,7 @@ def map_with_path(
             around.popitem()
             continue
         stops = x is None or (is_leaf is not None and is_leaf(x))
-        opened = None if stops else _open_node(x)
+        opened = None if stops else open_by_key(x)
         if opened is None:
             into.append(f(unwind(trail), x))
             continue
