@@ -327,15 +327,14 @@ def test_leaves_that_are_stored_and_wanted_alike_share_a_plan(monkeypatch: pytes
     chunks = [stored(shape, itemsize, (8, 1)) for shape, itemsize in kinds]
     wanted = [wanted_by(shape, (1024,), (0, None)) for shape, _ in kinds]
     leaves = [
-        StoredLeaf(shape=shape, itemsize=itemsize, chunks=tuple(some), wanted=boxes, grid=grid_of((1024,), (None, 0)))
-        for (shape, itemsize), some, boxes in zip(kinds, chunks, wanted, strict=True)
+        StoredLeaf(shape=shape, itemsize=itemsize, chunks=tuple(chunks[number % 6]), wanted=wanted[number % 6])
+        for number in range(10_000)
+        for shape, itemsize in [kinds[number % 6]]
     ]
-    plans = plan_loads(itertools.islice(itertools.cycle(leaves), 10_000), 1024)
+    plans = plan_loads(leaves, 1024)
     assert len(made) == 6
     assert len(plans) == 10_000
-    for leaf, parts in zip(leaves, plans, strict=False):
-        alone = plan_load(leaf)
-        assert parts == (alone and dataclasses.replace(alone, first=0 if parts is None else parts.first))
+    assert plans[:6] == list(map(plan_load, leaves[:6]))
 
 
 @st.composite

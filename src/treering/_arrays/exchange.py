@@ -201,6 +201,7 @@ def _wanted_boxes(sharding: Any, shape: tuple[int, ...], processes: int) -> Want
     return _wanted_boxes_by(sharding, shape, processes, delivered.process_of)
 
 
+# Leaves that are wanted alike have to share one: plans know it by its identity.
 @functools.lru_cache(maxsize=1024)
 def _wanted_boxes_by(sharding: jax.sharding.Sharding, shape: tuple[int, ...], processes: int, owner: Any) -> Wanted:
     wanted: list[dict[Box, None]] = [{} for _ in range(processes)]

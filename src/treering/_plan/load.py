@@ -289,9 +289,9 @@ class StoredLeaf:
     chunks: tuple[StoredChunk, ...]
     """Stored boxes, which tile the leaf."""
     wanted: Sequence[Sequence[Box]]
-    """Process -> the boxes that it wants, no two of which overlap."""
+    """Process -> the boxes that it wants, no two of which overlap. Leaves that are wanted alike share one."""
     grid: Grid | None = None
-    """The devices that it is wanted on; None where they cannot exchange anything."""
+    """The devices that it is wanted on; None where they cannot exchange anything. Shared as ``wanted`` is."""
 
 
 def plan_load(leaf: StoredLeaf) -> Parts | None:
@@ -322,12 +322,12 @@ def plan_load(leaf: StoredLeaf) -> Parts | None:
 
 
 def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[Parts | None]:
-    """Return what `plan_load` does of many leaves; those that are one object are planned once.
+    """Return what `plan_load` does of many leaves; those that are stored alike and share ``wanted`` are planned as one.
 
     Small leaves, which few processes read for all, are read by different ones in turn.
 
     Args:
-        leaves: what is stored and wanted; those that are alike should be one object.
+        leaves: what is stored and wanted.
         processes: how many there are.
 
     Example:
@@ -341,8 +341,14 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[Parts | Non
         [None, None]
     """
     leaves = list(leaves)
-    # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
-    known = {number: plan_load(leaf) for number, leaf in {id(leaf): leaf for leaf in leaves}.items()}
+    kinds: dict[tuple[object, ...], Parts | None] = {}
+    known: dict[int, Parts | None] = {}
+    for number, leaf in {id(leaf): leaf for leaf in leaves}.items():
+        # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
+        kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted), leaf.grid is None)
+        if kind not in kinds:
+            kinds[kind] = plan_load(leaf)
+        known[number] = kinds[kind]
     turns = Turns(processes)
     plans = []
     for leaf in leaves:
