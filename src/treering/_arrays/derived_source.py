@@ -111,8 +111,12 @@ def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any
     )
     made_of = [[source.origins[piece.leaf] for piece in leaf.pieces] for leaf in leaves] if source.layers else []
     origins = [tuple(sorted(set(itertools.chain.from_iterable(of)))) for of in made_of]
-    arrays = MappedArrays(source.arrays, leaves)
-    return dataclasses.replace(source, index=mapped, arrays=arrays, structured=False, origins=origins)
+    # A new one, whatever class of sources this is.
+    return Source(
+        mapped, MappedArrays(source.arrays, leaves), structured=False, raw_keys=source.raw_keys, mapped=source.mapped,
+        held=source.held, is_current=source.is_current, most_tries=source.most_tries,
+        opened=source.opened, layers=source.layers, paths=source.paths, origins=origins,
+    )  # fmt: skip
 
 
 def _map_leaf(key: str, kind: LeafType) -> MapLeaf:
