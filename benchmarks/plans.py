@@ -18,7 +18,7 @@ from benchmarks.measure import Case, Group
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
 from treering._plan.chunks import balanced_chunk, plan_writers, shared_chunk_shape
-from treering._plan.load import Grid, LeafLoadPlan, StoredChunk, StoredLeaf, plan_loads
+from treering._plan.load import ChunkTable, Grid, Parts, StoredChunk, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
@@ -201,23 +201,32 @@ def turned_grid(axes: int, grid: tuple[int, int]) -> Grid:
 def load_group(name: str, leaves: Sequence[StoredLeaf], processes: int, unit: str) -> Group:
     """Plan a load for everybody, and list what one process reads."""
 
-    def work() -> list[LeafLoadPlan]:
+    def work() -> list[Parts | None]:
         plans = plan_loads(leaves, processes)
-        for plan in plans:
-            plan.reads_of(processes // 2)
+        for leaf, parts in zip(leaves, plans, strict=True):
+            boxes_of(leaf, parts, processes // 2)
         return plans
 
-    def share(plans: list[LeafLoadPlan]) -> float:
+    def share(plans: list[Parts | None]) -> float:
         there = sum(bytes_of(leaf, needed=unit == _NEEDED) for leaf in leaves)
         read = 0
-        times = Counter(id(plan) for plan in plans)
-        for plan in {id(plan): plan for plan in plans}.values():
-            read += times[id(plan)] * sum(
-                each.nbytes for process in range(processes) for each in plan.reads_of(process)
-            )
+        kinds = {id(leaf): (leaf, parts) for leaf, parts in zip(leaves, plans, strict=True)}
+        times = Counter(map(id, leaves))
+        for number, (leaf, parts) in kinds.items():
+            table = ChunkTable(leaf.chunks)
+            found = [table.costs_of(boxes_of(leaf, parts, process), leaf.itemsize) for process in range(processes)]
+            read += times[number] * sum(nbytes for each in found for nbytes, _ in each)
         return read / there
 
     return _group(name, work, lambda _: None, share, unit=unit)
+
+
+def boxes_of(leaf: StoredLeaf, parts: Parts | None, process: int) -> Sequence[Box]:
+    """The boxes of a leaf that one process reads."""
+    if parts is None:
+        return leaf.wanted[process]
+    places = [place for place, owner in enumerate(parts.owners) if owner == process]
+    return [box for place in places if (box := parts.box_of(place, leaf.shape)) is not None]
 
 
 def bytes_of(leaf: StoredLeaf, *, needed: bool) -> int:

@@ -21,8 +21,8 @@ from treering._leaves.deserialize import create_sharding_tree_from_index
 from treering._printable import kind_of, shorten
 from treering._tree import placement
 from treering._tree.placement import RulesReport, is_placement, require_mesh, spec_of
-from treering._tree.registry import has_shape_and_dtype, key_by_text, open_pytree_node
-from treering._tree.state_dict import map_with_path
+from treering._tree.registry import has_shape_and_dtype, key_by_text
+from treering._tree.state_dict import map_with_path, open_by_key
 from treering._values.human import join_first
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.telemetry import warn_of
@@ -320,15 +320,8 @@ def pair_leaves(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any
 
 def _children(x: Any) -> Mapping[Any, Any] | None:
     """Return the children of a container by key; None for a leaf."""
-    kind = type(x)
-    if kind is dict:
-        return x  # type: ignore[no-any-return]
-    if kind is list or kind is tuple:
-        return dict(enumerate(x))
-    if x is None or is_placement(x):
-        return None
-    node = open_pytree_node(x)
-    return None if node is None else node.children
+    opened = None if x is None or is_placement(x) else open_by_key(x)
+    return None if opened is None else opened[0]
 
 
 def _shown(trail: Trail) -> str:

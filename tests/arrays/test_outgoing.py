@@ -178,10 +178,10 @@ def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int
     whole = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
     flat = flatten({"w": jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))})
     seen = [describe_leaves(flat, Processes(this=this, count=4)) for this in range(4)]
-    held = seen[0].held_by(0)
+    held = seen[0].layout_of(0).boxes
     assert find_cover_error(shape, [box for box, _ in held]) is None
     for this, leaves in enumerate(seen):
-        assert leaves.held_by(0) == held
+        assert leaves.layout_of(0).boxes == held
         assert [source.box for source in leaves.sources[0]] == [box for box, owners in held if this in owners]
         for source in leaves.sources[0]:
             part = whole[tuple(slice(*side) for side in source.box)]
@@ -218,7 +218,7 @@ def test_a_process_may_hold_nothing_of_an_array() -> None:
     flat = flatten({"w": jax.device_put(np.arange(9), NamedSharding(few, PartitionSpec("x")))})
     leaves = describe_leaves(flat, Processes(this=0, count=4))
     assert leaves.sources == {0: ()}
-    assert leaves.held_by(0) == ((((0, 3),), (1,)), (((3, 6),), (1,)), (((6, 9),), (2,)))
+    assert leaves.layout_of(0).boxes == ((((0, 3),), (1,)), (((3, 6),), (1,)), (((6, 9),), (2,)))
 
 
 @pytest.mark.usefixtures("of_four")
@@ -227,7 +227,7 @@ def test_leaves_that_lie_alike_share_one_object() -> None:
     specs = [PartitionSpec("x"), PartitionSpec("x", None), PartitionSpec(("x",))]
     tree = [jax.device_put(np.zeros((16, 2)), NamedSharding(mesh, spec)) for spec in specs]
     leaves = describe_leaves(flatten(tree), Processes(this=1, count=4))
-    assert len({id(leaves.held_by(number)) for number in range(3)}) == 1
+    assert len({id(leaves.layout_of(number).boxes) for number in range(3)}) == 1
 
 
 @pytest.mark.usefixtures("of_four")
@@ -235,8 +235,8 @@ def test_what_a_process_has_alone_is_of_process_0() -> None:
     tree = {"numpy": np.zeros((2, 3)), "jax": jax.device_put(np.arange(4), jax.devices()[5])}
     leaves = describe_leaves(flatten(tree), Processes(this=2, count=4))
     assert leaves.spread == {}
-    assert leaves.held_by(0) == ((((0, 2), (0, 3)), (0,)),)
-    assert leaves.held_by(1) == ((((0, 4),), (0,)),)
+    assert leaves.layout_of(0).boxes == ((((0, 2), (0, 3)), (0,)),)
+    assert leaves.layout_of(1).boxes == ((((0, 4),), (0,)),)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "bfloat16", "int4"])

@@ -83,14 +83,9 @@ def plan_decoding(
 
 
 def _allocate_whole(layout: ZarrArray, request: ReadRequest, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return memory for a leaf that is one chunk, of which the boxes are runs: they become views of it."""
-    if layout.chunks != layout.shape:
+    """Return memory for a leaf that is one chunk, of which several boxes are runs: they become views of it."""
+    if layout.chunks != layout.shape or len(request.boxes) == 1:
         return None
-    if len(request.boxes) == 1:
-        if request.steps is not None or request.boxes[0] != whole(layout.shape):
-            return None
-        request.arrays = request.arrays or [aligned_empty(layout.shape, dtype)]
-        return request.arrays[0]
     runs = [flat_range(box, layout.shape) for box in request.boxes]
     found = sorted(run for run in runs if run is not None)
     if len(found) < len(runs) or sum(stop - start for start, stop in found) != size_of(whole(layout.shape)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -108,16 +109,14 @@ def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any
     mapped = dataclasses.replace(
         index, types=tuple(types), leaf_types=leaf_types, values=values, chunks=NO_CHUNKS, **columns
     )
+    made_of = [[source.origins[piece.leaf] for piece in leaf.pieces] for leaf in leaves] if source.layers else []
+    origins = [tuple(sorted(set(itertools.chain.from_iterable(of)))) for of in made_of]
+    # A new one, whatever class of sources this is.
     return Source(
         mapped, MappedArrays(source.arrays, leaves), structured=False, raw_keys=source.raw_keys, mapped=source.mapped,
         held=source.held, is_current=source.is_current, most_tries=source.most_tries,
-        opened=source.opened, layers=source.layers, paths=source.paths,
-        origins=[_origins(source, leaf) for leaf in leaves] if source.layers else (),
+        opened=source.opened, layers=source.layers, paths=source.paths, origins=origins,
     )  # fmt: skip
-
-
-def _origins(source: Source, leaf: MappedLeaf) -> tuple[int, ...]:
-    return tuple(sorted({number for piece in leaf.pieces for number in source.origins[piece.leaf]}))
 
 
 def _map_leaf(key: str, kind: LeafType) -> MapLeaf:

@@ -59,8 +59,8 @@ def divide(source: Source, batches: Sequence[Deliveries], processes: int) -> lis
     places = [at for at, way in enumerate(deliveries.ways) if way in joint]
     leaves = list(_describe_stored(source, deliveries.take(places), processes))
     known: dict[tuple[Way, Parts | None], Way] = {}
-    for at, plan in zip(places, plan_loads(leaves, processes), strict=True):
-        alike = (deliveries.ways[at], plan.parts)
+    for at, parts in zip(places, plan_loads(leaves, processes), strict=True):
+        alike = (deliveries.ways[at], parts)
         if (way := known.get(alike)) is None:
             way = known[alike] = _own_part(*alike, source.arrays.dtype_of(deliveries.leaves[at]))
         deliveries.ways[at] = way

@@ -161,22 +161,15 @@ class Work:
 def split_by_bytes(
     items: Iterable[T], nbytes: Callable[[T], int], most: int, *, longest: int = sys.maxsize
 ) -> Iterator[tuple[list[T], int]]:
-    """Yield runs of items that end where they have ``most`` bytes, and the bytes of each run.
+    """Return runs of items that end where they have ``most`` bytes, and the bytes of each run.
 
     Example:
         >>> list(split_by_bytes(["ab", "c", "def"], len, 3))
         [(['ab', 'c'], 3), (['def'], 3)]
     """
-    run: list[T] = []
-    held = 0
-    for item in items:
-        run.append(item)
-        held += nbytes(item)
-        if held >= most or len(run) == longest:
-            yield run, held
-            run, held = [], 0
-    if run:
-        yield run, held
+    items = list(items)
+    sizes = list(map(nbytes, items))
+    return ((items[some], sum(sizes[some])) for some in cut_by_bytes(sizes, most, longest=longest))
 
 
 def cut_by_bytes(sizes: Iterable[int], most: int, *, longest: int = sys.maxsize) -> Iterator[slice]:

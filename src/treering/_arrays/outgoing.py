@@ -207,11 +207,6 @@ class DescribedLeaves:
             return self._cast(leaf, sources[0].data, ())
         return self._cast(leaf, BoxedArray(self.types[self.leaf_types[leaf]].shape or (), sources), ())
 
-    def held_by(self, leaf: int) -> HeldBoxes:
-        """Return the distinct boxes of a leaf that lies in files, and who holds each."""
-        found = self.spread.get(leaf)
-        return tuple([(source.box, (0,)) for source in self.sources[leaf]]) if found is None else found
-
     def shared_by(self, leaf: int) -> HeldBoxes | None:
         """Return who holds which box of a leaf that others than process 0 hold; None for one that is process 0's.
 
@@ -227,7 +222,8 @@ class DescribedLeaves:
         nbytes = leaf_bytes(leaf_type)
         # An array without items is planned by its boxes alone.
         per_item = nbytes // math.prod(shape) if nbytes else 1
-        return LeafLayout(nbytes_per_item=per_item, shape=shape, boxes=self.held_by(leaf))
+        held = self.spread.get(leaf) or tuple([(source.box, (0,)) for source in self.sources[leaf]])
+        return LeafLayout(nbytes_per_item=per_item, shape=shape, boxes=held)
 
 
 def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedLeaves:
@@ -244,33 +240,23 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
     describe = Describer(processes)
     leaf_types: list[int] = []
     values: dict[int, Any] = {}
-    whole_leaves: dict[int, Any] = {}
-    parted: dict[int, tuple[HeldBox, ...]] = {}
-    spread: dict[int, HeldBoxes] = {}
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
             if kind in ARRAY_KINDS or is_large(kind, leaf):
-                leaf_type, data, parts, held = describe.describe(kind, leaf)
-                if parts is None:
-                    whole_leaves[number] = data
-                else:
-                    parted[number] = parts
-                if held is not None:
-                    spread[number] = held
+                leaf_types.append(describe.add(number, kind, leaf))
             else:
-                leaf_type = describe.number_of(LeafType(kind=kind))
+                leaf_types.append(describe.number_of(LeafType(kind=kind)))
                 values[number] = flat.opaque[number] if kind == "opaque" else leaf
         except TreeringError as error:
             error.path = split_key(key)
             raise
-        leaf_types.append(leaf_type)
     return DescribedLeaves(
         types=tuple(describe.numbers),
         leaf_types=leaf_types,
         values=values,
-        sources=LeafSources(whole_leaves, parted),
+        sources=LeafSources(describe.whole, describe.parted),
         meshes=tuple(describe.meshes),
-        spread=spread,
+        spread=describe.spread,
     )
 
 
@@ -305,21 +291,26 @@ class _Alike(NamedTuple):
     """Whether this process holds each of them in one piece."""
 
 
-Described: TypeAlias = tuple[int, Any, tuple[HeldBox, ...] | None, HeldBoxes | None]
-"""Number of a leaf's type; its array, if that is here in one piece, or else its boxes that are here; and who holds each
-box of one that lies over processes."""
-
-
 class Describer:
     """Describes leaves that lie in files; gives equal types, and equal boxes, one number or object.
 
     Args:
         processes: those that save them together.
+
+    Attributes:
+        numbers: the types, each with its number.
+        meshes: the meshes, as text.
+        whole: the leaves that are here in one piece, each with its array.
+        parted: all others, each with its boxes that are here.
+        spread: the leaves that lie over processes, each with who holds which box.
     """
 
     def __init__(self, processes: Processes) -> None:
         self.numbers: dict[LeafType, int] = {}
         self.meshes: dict[str, None] = {}
+        self.whole: dict[int, Any] = {}
+        self.parted: dict[int, tuple[HeldBox, ...]] = {}
+        self.spread: dict[int, HeldBoxes] = {}
         self._processes = processes
         self._known: dict[Any, int] = {}
         self._alike: dict[tuple[int, str | None], _Alike] = {}
@@ -330,26 +321,27 @@ class Describer:
         """Return the number of a type."""
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
-    def describe(self, kind: str, leaf: Any) -> Described:
-        """Return what is known of a leaf, which is not copied yet.
+    def add(self, leaf_number: int, kind: str, leaf: Any) -> int:
+        """Note where a leaf lies, which is not copied yet; return the number of its type.
 
         Raises:
             UnsupportedError: it is deleted, traced, of a dtype that no file has, or other processes hold parts of it.
         """
         if kind == "jax":
-            return self._jax(leaf, None)
+            return self._add_jax(leaf_number, leaf, None)
         if kind == "key":
             require_alive(leaf)
-            return self._jax(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)))
+            return self._add_jax(leaf_number, jax.random.key_data(leaf), str(jax.random.key_impl(leaf)))
         if kind == "str":
             leaf = np.frombuffer(leaf.encode("utf-8", "surrogatepass"), np.uint8)
         elif kind in ("bytes", "bytearray"):
             leaf = np.frombuffer(bytes(leaf), np.uint8)
         elif kind == "numpy scalar":
             leaf = np.asarray(leaf)
-        return self._number_type(kind, leaf.dtype, leaf.shape, None, None), leaf, None, None
+        self.whole[leaf_number] = leaf
+        return self._number_type(kind, leaf.dtype, leaf.shape, None, None)
 
-    def _jax(self, leaf: Any, impl: str | None) -> Described:
+    def _add_jax(self, leaf_number: int, leaf: Any, impl: str | None) -> int:
         alike, sharding = self._alike.get((id(leaf.aval), impl)), leaf.sharding
         # What one jitted function gives has a few objects for all of these; a comparison costs more than the rest.
         if alike is None or not (sharding is alike.sharding or sharding == alike.sharding):
@@ -357,10 +349,13 @@ class Describer:
         elif leaf.is_deleted():
             require_alive(leaf)
         if alike.is_whole:
-            return alike.number, leaf, None, None
-        if alike.held is not None:
-            return alike.number, None, self._own_boxes(leaf), alike.held
-        return alike.number, None, tuple(HeldBox(box, data) for box, data in parts_of(leaf)), None
+            self.whole[leaf_number] = leaf
+        elif alike.held is None:
+            self.parted[leaf_number] = tuple(HeldBox(box, data) for box, data in parts_of(leaf))
+        else:
+            self.parted[leaf_number] = self._own_boxes(leaf)
+            self.spread[leaf_number] = alike.held
+        return alike.number
 
     def _look_at(self, leaf: Any, impl: str | None) -> _Alike:
         require_alive(leaf)
@@ -584,18 +579,16 @@ class SaveData:
         )
 
     def _digested(self, chunk: int, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """Return the pieces of a chunk, of which a digest is noted where that is wanted: of what the file gets."""
-        return pieces if self._digests is None else self._digest(self._digests, chunk, pieces)
-
-    def _digest(
-        self, digests: MutableMapping[int, bytes], chunk: int, pieces: Iterator[bytes | memoryview]
-    ) -> Iterator[bytes | memoryview]:
+        """Yield the pieces of a chunk, of which a digest is noted where that is wanted: of what the file gets."""
+        if self._digests is None:
+            yield from pieces
+            return
         state = xxhash.xxh3_128()
         for piece in pieces:
             state.update(piece)
             yield piece
             del piece  # its memory is free for the next one
-        digests[chunk] = state.digest()
+        self._digests[chunk] = state.digest()
 
     def first_other(self, other: SaveData) -> int | None:
         """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""
@@ -692,10 +685,9 @@ def join_layouts(
     """
     tables = ((one.chunks, sums, 0), (more.chunks, more_sums, len(one.names)))
     rows = sorted((leaf, at, row) for at, (chunks, _, _) in enumerate(tables) for row, leaf in enumerate(chunks.leaf))
-    table = array("Q")
+    starts, table = [chunks.first_blocks() for chunks, _, _ in tables], array("Q")
     for _, at, row in rows:
-        starts = tables[at][0].first_blocks()
-        table += tables[at][1][starts[row] : starts[row + 1]]
+        table += tables[at][1][starts[at][row] : starts[at][row + 1]]
     columns = {
         name: [getattr(tables[at][0], name)[row] for _, at, row in rows]
         for name in ("leaf", "box", "offset", "nbytes", "block")

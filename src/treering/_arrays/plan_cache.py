@@ -197,12 +197,15 @@ def plan_tree(tree: Any, processes: Processes | None = None, part: SavedPart = W
         processes = this_processes(flat.leaves if whole is None else whole.leaves)
     leaves = describe_leaves(flat, processes)
     cast = cast_leaves(flat, leaves, part) if part.dtypes else leaves
-    if whole is not None and REFUSED in whole.kinds:  # it is looked at anew each time
-        return TreePlan(flat=flat, leaves=cast, processes=processes)
-    entry = _Entry(KnownStructure(tree, whole or flat), flat, leaves, processes)
-    entry.part, entry.numbers, entry.cast = part, numbers, dataclasses.replace(cast, sources=LeafSources({}), values={})
-    _remember(entry)
-    return TreePlan(flat=flat, leaves=cast, processes=processes, _common=entry.common)
+    plan = TreePlan(flat=flat, leaves=cast, processes=processes)
+    if whole is None or REFUSED not in whole.kinds:  # what is refused is looked at anew each time
+        empty = dataclasses.replace(cast, sources=LeafSources({}), values={})
+        _remember(_Entry(
+            structure=KnownStructure(tree, whole or flat), part=part, numbers=numbers,
+            leaves=KnownLeaves(flat, leaves, processes),
+            plan=dataclasses.replace(plan, flat=dataclasses.replace(flat, leaves=[]), leaves=empty),
+        ))  # fmt: skip
+    return plan
 
 
 def held_bytes(leaves: DescribedLeaves, some: Collection[int] | None = None) -> int:
@@ -225,41 +228,34 @@ def forget() -> None:
     _ENTRIES.clear()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Entry:
-    """A structure that was planned.
+    """A structure that was planned."""
 
-    Attributes:
-        common: what all saves of it have in common.
-        part: what of a tree was saved.
-        numbers: the leaves of the tree that were; None: all.
-        cast: the leaves as they were written, without any array.
-    """
-
-    def __init__(
-        self, structure: KnownStructure, flat: Flattened, leaves: DescribedLeaves, processes: Processes
-    ) -> None:
-        self.common: Final = _Common()
-        self.part = WHOLE
-        self.numbers: Sequence[int] | None = None
-        self.cast = leaves
-        self._flat = dataclasses.replace(flat, leaves=[])
-        self._structure = structure
-        self._leaves = KnownLeaves(flat, leaves, processes)
+    structure: KnownStructure
+    """That of the whole tree."""
+    part: SavedPart
+    """What of it was saved."""
+    numbers: Sequence[int] | None
+    """The leaves of the tree that were; None: all."""
+    leaves: KnownLeaves
+    """These leaves."""
+    plan: TreePlan
+    """Its plan, without any array or value."""
 
     def of(self, tree: Any, processes: Processes | None, part: SavedPart) -> TreePlan | None:
         """Return the plan of a tree that is the same in all that matters, None for any other."""
-        if part != self.part or (processes is not None and processes != self._leaves.processes):
+        plan = self.plan
+        if part != self.part or (processes is not None and processes != plan.processes):
             return None
-        found = self._structure.leaves(tree)
-        if found is None or (processes is None and this_processes(found) != self._leaves.processes):
+        found = self.structure.leaves(tree)
+        if found is None or (processes is None and this_processes(found) != plan.processes):
             return None
         found = found if self.numbers is None else list(map(found.__getitem__, self.numbers))
-        if (leaves := self._leaves.describe(found)) is None:
+        if (known := self.leaves.describe(found)) is None:
             return None
-        flat = dataclasses.replace(self._flat, leaves=found)
-        if self.cast.casts:
-            leaves = dataclasses.replace(self.cast, sources=leaves.sources, values=leaves.values)
-        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
+        leaves = dataclasses.replace(plan.leaves, sources=known[0], values=known[1])
+        return dataclasses.replace(plan, flat=dataclasses.replace(plan.flat, leaves=found), leaves=leaves)
 
 
 _ENTRIES: Final[list[_Entry]] = []
@@ -292,35 +288,6 @@ _MANY_ALIKE: Final = 4
 _Picks = tuple[tuple[Box, Any], ...]
 """The boxes of an array that are wanted, each with the device that holds it."""
 _Match = Callable[[Sequence[Any]], bool]
-
-
-class _Parts(Mapping[int, tuple[HeldBox, ...]]):
-    """The boxes of leaves that lie on several devices: of arrays nothing is made until it is asked for."""
-
-    def __init__(
-        self, picks: Mapping[int, _Picks], anew: Mapping[int, tuple[HeldBox, ...]], leaves: Sequence[Any]
-    ) -> None:
-        self._picks = picks
-        self._anew = anew
-        self._leaves = leaves
-        self._last: tuple[int, tuple[HeldBox, ...]] = (-1, ())
-
-    def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
-        if (picks := self._picks.get(number)) is None:
-            return self._anew[number]
-        # The boxes of a leaf are asked for one after another, and each time jax would make all shards of it.
-        last, boxes = self._last
-        if last != number:
-            held = {shard.device: shard.data for shard in shards_of(self._leaves[number])}
-            boxes = tuple([HeldBox(box, held[device]) for box, device in picks])
-            self._last = number, boxes
-        return boxes
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.chain(self._picks, self._anew)
-
-    def __len__(self) -> int:
-        return len(self._picks) + len(self._anew)
 
 
 def _match_numpy(arrays: Sequence[Any]) -> _Match:
@@ -370,16 +337,15 @@ class KnownLeaves:
         >>> from treering._tree.flatten import flatten
         >>> flat = flatten({"w": np.zeros(3), "step": 1})
         >>> known = KnownLeaves(flat, describe_leaves(flat), ALONE)
-        >>> again = known.describe([np.ones(3), 2])
-        >>> again.data_of(0, None), again.values
+        >>> sources, values = known.describe([np.ones(3), 2])
+        >>> sources[0][0].data, values
         (array([1., 1., 1.]), {1: 2})
         >>> known.describe([np.ones(4), 2]) is None
         True
     """
 
     def __init__(self, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
-        self.processes = processes
-        self._empty = dataclasses.replace(leaves, sources=LeafSources({}), values={})
+        self._processes = processes
         self._values = list(leaves.values)
         self._opaque = {number: value for number, value in leaves.values.items() if flat.kinds[number] == "opaque"}
         self._texts = [(number, flat.kinds[number]) for number in leaves.values if flat.kinds[number] in _TEXTS]
@@ -400,8 +366,8 @@ class KnownLeaves:
                 take = operator.itemgetter(*numbers, numbers[0])  # of two and more it makes a tuple
                 self._columns.append((take, match(take(flat.leaves))))
 
-    def describe(self, leaves: Sequence[Any]) -> DescribedLeaves | None:
-        """Describe leaves of the same kinds, in the same order; None where one of them is not alike.
+    def describe(self, leaves: Sequence[Any]) -> tuple[LeafSources, dict[int, Any]] | None:
+        """Return sources and values of leaves of the same kinds, in the same order; None where one is not alike.
 
         Args:
             leaves: as many as there were.
@@ -411,21 +377,18 @@ class KnownLeaves:
         if not all(matches(take(leaves)) for take, matches in self._columns):
             return None
         # The few that are not simply compared with what they were: keys, numpy scalars, long texts.
-        describer = Describer(self.processes)
-        found = [describer.describe(kind, leaves[number]) for number, kind, _ in self._anew]
+        describer = Describer(self._processes)
+        found = [describer.add(number, kind, leaves[number]) for number, kind, _ in self._anew]
         types = tuple(describer.numbers)
-        if any(types[number] != row[2] for (number, *_), row in zip(found, self._anew, strict=True)):
+        if any(types[number] != known for number, (_, _, known) in zip(found, self._anew, strict=True)):
             return None
-        held = dict(zip(self._whole, map(leaves.__getitem__, self._whole), strict=True))
-        anew: dict[int, tuple[HeldBox, ...]] = {}
-        for (number, _, _), (_, data, parts, _) in zip(self._anew, found, strict=True):
-            if parts is None:
-                held[number] = data
-            else:
-                anew[number] = parts
+        held = describer.whole | {number: leaves[number] for number in self._whole}
+        parted = describer.parted
+        for number, picks in self._picks.items():
+            shards = {shard.device: shard.data for shard in shards_of(leaves[number])}
+            parted[number] = tuple([HeldBox(box, shards[device]) for box, device in picks])
         values = {number: leaves[number] for number in self._values} | self._opaque
-        sources = LeafSources(held, _Parts(self._picks, anew, leaves))
-        return dataclasses.replace(self._empty, sources=sources, values=values)
+        return LeafSources(held, parted), values
 
 
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.

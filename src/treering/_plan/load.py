@@ -16,15 +16,19 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import heapq
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from treering._values.boxes import Box, intersection, pick_overlap, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PERCENT: Final = 105
 """What is worth reading, of what there is: 1.05 times the bytes."""
@@ -93,8 +97,8 @@ class Parts:
         >>> parts = Parts(axis=0, length=10, rows=4, first=1, owners=(0, 0, 1, 1))
         >>> [parts.rows_of(place) for place in range(4)], parts.padded
         ([(0, 0), (0, 4), (4, 8), (8, 10)], 16)
-        >>> parts.boxes_of(1, (10, 2))
-        (((4, 8), (0, 2)), ((8, 10), (0, 2)))
+        >>> parts.box_of(2, (10, 2)), parts.box_of(0, (10, 2))
+        (((4, 8), (0, 2)), None)
     """
 
     axis: int
@@ -129,12 +133,6 @@ class Parts:
         start, stop = self.rows_of(place)
         box = whole(shape)
         return (*box[: self.axis], (start, stop), *box[self.axis + 1 :]) if start < stop else None
-
-    def boxes_of(self, process: int, shape: tuple[int, ...]) -> tuple[Box, ...]:
-        """Return the boxes that one process reads, in the order of the parts."""
-        places = range(self.first, self.first + self.used)
-        found = (self.box_of(place, shape) for place in places if self.owners[place] == process)
-        return tuple(box for box in found if box is not None)
 
 
 def plan_parts(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], grid: Grid) -> Parts:
@@ -238,9 +236,8 @@ class Turns:
     """
 
     def __init__(self, processes: int) -> None:
-        self._loads = [0] * processes
-        self._least = [(0, process) for process in range(processes)]
-        self._places: dict[int, tuple[tuple[int, ...], dict[int, int]]] = {}
+        self._loads = np.zeros(processes, np.int64)
+        self._places: dict[int, tuple[tuple[int, ...], NDArray[np.int64]]] = {}
 
     def assign(self, parts: Parts, row_bytes: int) -> Parts:
         """Return the parts in the places where they are read by whoever is next.
@@ -258,26 +255,17 @@ class Turns:
         for place in range(first, first + parts.used):
             start, stop = turned.rows_of(place)
             self._loads[parts.owners[place]] += (stop - start) * row_bytes
-        for process in set(parts.owners[first : first + parts.used]):
-            heapq.heappush(self._least, (self._loads[process], process))
         return turned
 
     def _next_place(self, owners: tuple[int, ...], last: int) -> int:
         """Return the first place of the process with the least load, of those that have one up to the last."""
         if (known := self._places.get(id(owners))) is None:
-            places = {owner: place for place, owner in reversed(list(enumerate(owners)))}
+            places = np.full(len(self._loads), len(owners))
+            for place, owner in reversed(list(enumerate(owners))):
+                places[owner] = place
             known = self._places[id(owners)] = (owners, places)  # held, so that its id stays its own
-        passed = []
-        while True:
-            load, process = heapq.heappop(self._least)
-            if load != self._loads[process]:
-                continue
-            passed.append((load, process))
-            if known[1].get(process, last + 1) <= last:
-                break
-        for entry in passed:
-            heapq.heappush(self._least, entry)
-        return known[1][process]
+        able = np.flatnonzero(known[1] <= last)
+        return int(known[1][able[self._loads[able].argmin()]])
 
 
 def _borders(parts: Parts, first: int) -> list[bool]:
@@ -306,45 +294,8 @@ class StoredLeaf:
     """The devices that it is wanted on; None where they cannot exchange anything. Shared as ``wanted`` is."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """What one process reads of one chunk."""
-
-    chunk: int
-    """Number of the chunk."""
-    ranges: tuple[ByteRange, ...]
-    """Bytes in the chunk: whole blocks, ascending, apart from each other."""
-    boxes: tuple[tuple[int, Box], ...]
-    """Where items go: number of the box of those that the process reads, and which box of the leaf."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes that is."""
-        return sum(stop - start for start, stop in self.ranges)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeafLoadPlan:
-    """Who reads what of one leaf."""
-
-    parts: Parts | None
-    """Who reads which rows where items are exchanged; None where each process reads what it wants."""
-    _leaf: StoredLeaf
-    """The leaf."""
-    _chunks: _Chunks
-    """Its chunks."""
-
-    def boxes_of(self, process: int) -> Sequence[Box]:
-        """Return the boxes that one process reads."""
-        return self._leaf.wanted[process] if self.parts is None else self.parts.boxes_of(process, self._leaf.shape)
-
-    def reads_of(self, process: int) -> tuple[Read, ...]:
-        """Return what one process reads, in the order of the chunks; other processes' reads are not made."""
-        return tuple(self._chunks.direct_reads(self.boxes_of(process), self._leaf.itemsize))
-
-
-def plan_load(leaf: StoredLeaf) -> LeafLoadPlan:
-    """Divide the reading of one leaf among processes.
+def plan_load(leaf: StoredLeaf) -> Parts | None:
+    """Return who reads which rows of a leaf whose items are exchanged; None where each process reads what it wants.
 
     Each process reads what it wants, and no more than the blocks around it. Where all together would so read more
     than 1.05 times what there is, and either more than 1.05 times what they want or one box in many runs, they read
@@ -358,20 +309,20 @@ def plan_load(leaf: StoredLeaf) -> LeafLoadPlan:
         >>> rows = tuple(StoredChunk(box=((start, start + 512), (0, 4096)), block=65536) for start in (0, 512))
         >>> columns = [[((0, 1024), (start, start + 2048))] for start in (0, 2048)]
         >>> grid = Grid(shape=(2,), owners=(0, 1), spec=((), (0,)))
-        >>> plan = plan_load(StoredLeaf(shape=(1024, 4096), itemsize=4, chunks=rows, wanted=columns, grid=grid))
-        >>> plan.boxes_of(1)
-        (((512, 1024), (0, 4096)),)
+        >>> parts = plan_load(StoredLeaf(shape=(1024, 4096), itemsize=4, chunks=rows, wanted=columns, grid=grid))
+        >>> parts.box_of(1, (1024, 4096))
+        ((512, 1024), (0, 4096))
     """
-    table, grid = _Chunks(leaf.chunks), leaf.grid
     unique = math.prod(leaf.shape) * leaf.itemsize
-    worth = grid is not None and bool(leaf.chunks) and unique > SMALLEST_BLOCK and _want_all(leaf.shape, leaf.wanted)
-    exchange = worth and _costs_too_much(table, leaf.itemsize, leaf.wanted, unique)
-    parts = plan_parts(leaf.shape, leaf.itemsize, leaf.chunks, grid) if exchange and grid is not None else None
-    return LeafLoadPlan(parts=parts, _leaf=leaf, _chunks=table)
+    if leaf.grid is None or not leaf.chunks or unique <= SMALLEST_BLOCK or not _want_all(leaf.shape, leaf.wanted):
+        return None
+    if not _costs_too_much(ChunkTable(leaf.chunks), leaf.itemsize, leaf.wanted, unique):
+        return None
+    return plan_parts(leaf.shape, leaf.itemsize, leaf.chunks, leaf.grid)
 
 
-def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPlan]:
-    """Divide the reading of many leaves; those that are stored alike and share ``wanted`` are planned as one.
+def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[Parts | None]:
+    """Return what `plan_load` does of many leaves; those that are stored alike and share ``wanted`` are planned as one.
 
     Small leaves, which few processes read for all, are read by different ones in turn.
 
@@ -386,27 +337,24 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
         ...     chunks=(StoredChunk(box=((0, 8),), block=65536),),
         ...     wanted=[[((0, 4),)], [((4, 8),)]],
         ... )
-        >>> first, second = plan_loads([rows, rows], 2)
-        >>> first is second, first.reads_of(1)
-        (True, (Read(chunk=0, ranges=((0, 32),), boxes=((0, ((4, 8),)),)),))
+        >>> plan_loads([rows, rows], 2)
+        [None, None]
     """
     leaves = list(leaves)
-    same: dict[int, LeafLoadPlan] = {}
-    known: dict[tuple[object, ...], LeafLoadPlan] = {}
+    kinds: dict[tuple[object, ...], Parts | None] = {}
+    known: dict[int, Parts | None] = {}
+    for number, leaf in {id(leaf): leaf for leaf in leaves}.items():
+        # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
+        kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted), leaf.grid is None)
+        if kind not in kinds:
+            kinds[kind] = plan_load(leaf)
+        known[number] = kinds[kind]
     turns = Turns(processes)
     plans = []
     for leaf in leaves:
-        if (plan := same.get(id(leaf))) is None:
-            # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
-            kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted), leaf.grid is None)
-            if (plan := known.get(kind)) is None:
-                plan = known[kind] = plan_load(leaf)
-            same[id(leaf)] = plan
-        if plan.parts is not None:
-            row_bytes = math.prod(leaf.shape) * leaf.itemsize // plan.parts.length
-            parts = turns.assign(plan.parts, row_bytes)
-            plan = plan if parts is plan.parts else dataclasses.replace(plan, parts=parts)
-        plans.append(plan)
+        if (parts := known[id(leaf)]) is not None:
+            parts = turns.assign(parts, math.prod(leaf.shape) * leaf.itemsize // parts.length)
+        plans.append(parts)
     return plans
 
 
@@ -415,21 +363,21 @@ def _want_all(shape: tuple[int, ...], wanted: Sequence[Sequence[Box]]) -> bool:
     return sum(map(size_of, {box for boxes in wanted for box in boxes})) >= math.prod(shape)
 
 
-def _costs_too_much(table: _Chunks, itemsize: int, wanted: Sequence[Sequence[Box]], unique: int) -> bool:
+def _costs_too_much(table: ChunkTable, itemsize: int, wanted: Sequence[Sequence[Box]], unique: int) -> bool:
     """Tell whether reading directly costs more than it should; counts no longer than until that is known."""
     most = unique * PERCENT // 100
     most_in_long_runs = max(most, sum(size_of(box) for boxes in wanted for box in boxes) * itemsize * PERCENT // 100)
     cost, strided = 0, False
     for boxes, count in Counter(tuple(boxes) for boxes in wanted).items():
-        for read in table.direct_reads(boxes, itemsize):
-            cost += read.nbytes * count
-            strided = strided or table.is_strided(read)
+        for nbytes, is_strided in table.costs_of(boxes, itemsize):
+            cost += nbytes * count
+            strided = strided or is_strided
             if cost > (most if strided else most_in_long_runs):
                 return True
     return False
 
 
-class _Chunks:
+class ChunkTable:
     """The chunks of one leaf, to be asked which of them meet a box.
 
     For each axis and each different side on it there is the set of the chunks with that side, as the bits of an
@@ -460,22 +408,18 @@ class _Chunks:
             yield len(digits) - 1 - at
             at = digits.rfind("1", 0, at)
 
-    def direct_reads(self, boxes: Sequence[Box], itemsize: int) -> Iterator[Read]:
-        """Yield what must be read to get some boxes, in the order of the chunks."""
-        goals: dict[int, list[tuple[int, Box]]] = {}
-        for target, box in enumerate(boxes):
+    def costs_of(self, boxes: Sequence[Box], itemsize: int) -> Iterator[tuple[int, bool]]:
+        """Yield how many bytes are read of each chunk that holds some of the boxes, and whether any is several runs."""
+        found: dict[int, list[Box]] = {}
+        for box in boxes:
             for number in self.find_overlapping(box):
                 if (common := intersection(self._chunks[number].box, box)) is not None:
-                    goals.setdefault(number, []).append((target, common))
-        for number, parts in sorted(goals.items()):
+                    found.setdefault(number, []).append(common)
+        for number, parts in sorted(found.items()):
             chunk = self._chunks[number]
-            ranges = covering_ranges(chunk.box, [box for _, box in parts], itemsize, chunk.block)
-            yield Read(chunk=number, ranges=tuple(ranges), boxes=tuple(parts))
-
-    def is_strided(self, read: Read) -> bool:
-        """Tell whether some box of a read is more than one run of its chunk."""
-        outer = self._chunks[read.chunk].box
-        return any(runs(relative(box, outer), shape_of(outer))[0] > 1 for _, box in read.boxes)
+            ranges = covering_ranges(chunk.box, parts, itemsize, chunk.block)
+            is_strided = any(runs(relative(part, chunk.box), shape_of(chunk.box))[0] > 1 for part in parts)
+            yield sum(stop - start for start, stop in ranges), is_strided
 
 
 def covering_ranges(

@@ -350,24 +350,23 @@ def encode_state(state: Any) -> bytes:
         UnsupportedError: it has a leaf that is neither a Python value nor an array of numpy.
     """
     flat = flatten(state)
-    keys, kinds, leaves = flat.keys, flat.kinds, flat.leaves
     types: dict[LeafType, int] = {}
     leaf_types: list[int] = []
-    arrays: list[bytes | memoryview] = []
-    for key, kind, leaf in zip(keys, kinds, leaves, strict=True):
+    values: dict[int, Any] = {}
+    arrays: list[bytes] = []
+    for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         if (hint := _REFUSED.get(kind)) is not None:
             what = f"{kind_of(leaf)} cannot be in the state of one process"
             raise UnsupportedError(what, path=split_key(key), hint=hint)
-        one = LeafType(kind=kind)
         if kind in _ARRAYS:
             array = np.asarray(leaf)
             one = LeafType(kind=kind, dtype=check_writable(array.dtype).name, shape=array.shape)
             arrays += map(bytes, wire_blocks(array, 0, array.size))
+        else:
+            one = LeafType(kind=kind)
+            values[number] = leaf
         leaf_types.append(types.setdefault(one, len(types)))
-    values = {
-        number: leaf for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)) if kind not in _ARRAYS
-    }
-    tree = TreeColumns(structure=flat.tokens, keys=keys, types=tuple(types), leaf_types=leaf_types, values=values)
+    tree = TreeColumns(structure=flat.tokens, keys=flat.keys, types=tuple(types), leaf_types=leaf_types, values=values)
     document = json_text(dict(encode_tree(tree))).encode("ascii")
     return b"".join([_SIZE.pack(len(document)), document, *arrays])
 

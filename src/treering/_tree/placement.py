@@ -91,10 +91,8 @@ class Rules:
 
     def __init__(self, rules: Iterable[Any]) -> None:
         self._pairs = rule_pairs(rules)
-        self._chosen: set[int] = set()
-        self._caught: list[str] = []
-        self._catch_alls: set[int] = set()
-        self._asked = False
+        self._found: list[tuple[str, int | None]] = []
+        """The names that were looked up, each with the number of its rule."""
 
     def rule_for(self, name: str) -> tuple[Any, Any] | None:
         """Return the first rule whose pattern is found in a name; None where there is none.
@@ -102,17 +100,9 @@ class Rules:
         Raises:
             re.error: a pattern is no regular expression.
         """
-        self._asked = True
-        for number, pair in enumerate(self._pairs):
-            if _matches(pair[0], name):
-                if number not in self._chosen:
-                    self._chosen.add(number)
-                    if _matches(pair[0], _ANY_NAME):
-                        self._catch_alls.add(number)
-                if number in self._catch_alls:
-                    self._caught.append(name)
-                return pair
-        return None
+        number = next((n for n, (pattern, _) in enumerate(self._pairs) if _matches(pattern, name)), None)
+        self._found.append((name, number))
+        return None if number is None else self._pairs[number]
 
     def report(self, names: Iterable[str]) -> RulesReport:
         """Say what did not fit, once every array was looked up.
@@ -121,13 +111,15 @@ class Rules:
             names: those of all leaves, also of leaves that need no rule.
         """
         names = list(dict.fromkeys(names))
-        idle = [pair[0] for number, pair in enumerate(self._pairs) if number not in self._chosen]
-        unmatched = [pattern for pattern in idle if self._asked and not _matches_any(pattern, (_ANY_NAME, *names))]
+        chosen = {number for _, number in self._found}
+        idle = [pattern for number, (pattern, _) in enumerate(self._pairs) if self._found and number not in chosen]
+        unmatched = [pattern for pattern in idle if not _matches_any(pattern, (_ANY_NAME, *names))]
+        catch_alls = {n for n in chosen if n is not None and _matches(self._pairs[n][0], _ANY_NAME)}
         ends = [name.removesuffix(_NNX_END) for name in names if name.endswith(_NNX_END)]
         meant = any(_matches_any(pattern, ends) for pattern in unmatched)
         return RulesReport(
             unmatched=tuple(map(_pattern_text, unmatched)),
-            caught=tuple(self._caught) if len(self._pairs) > 1 else (),
+            caught=tuple(name for name, n in self._found if n in catch_alls) if len(self._pairs) > 1 else (),
             hints=(f"nnx ends keys in {_NNX_END!r}",) if meant else (),
         )
 

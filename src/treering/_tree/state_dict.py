@@ -1,16 +1,16 @@
 """Pytree -> state dict, and back: nested plain dicts with str keys around leaves, as flax.serialization defines them.
 
-The walks keep their own stacks, so depth is bounded by memory and not by Python's recursion limit: each built-in
-container is restored by a generator that asks for its children one by one, and one loop drives them all. The walks over
-any pytree keep the order of its dicts, which jax's own functions sort. Messages and error classes are those that
+The walks keep their own stacks, so depth is bounded by memory and not by Python's recursion limit. Those over any
+pytree keep the order of its dicts, which jax's own functions sort. Messages and error classes are those that
 flax.serialization's callers know.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
@@ -222,7 +222,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             if x is not None:
                 yield x
             continue
-        if (opened := _open_node(x)) is None:
+        if (opened := open_by_key(x)) is None:
             yield x
         elif depth > MAX_DEPTH:
             raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
@@ -230,7 +230,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             pending.extend((depth + 1, child) for child in reversed(opened[0].values()))
 
 
-def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[list[Any]], Any]] | None:
+def open_by_key(x: Any) -> tuple[dict[Any, Any], Callable[[list[Any]], Any]] | None:
     """Return a node's children by key, and what makes such a node of other children; None for a leaf."""
     if type(x) is dict:
         return x, lambda mapped: dict(zip(x, mapped, strict=True))
@@ -275,7 +275,7 @@ def map_with_path(
             around.popitem()
             continue
         stops = x is None or (is_leaf is not None and is_leaf(x))
-        opened = None if stops else _open_node(x)
+        opened = None if stops else open_by_key(x)
         if opened is None:
             into.append(f(unwind(trail), x))
             continue
@@ -291,10 +291,23 @@ def map_with_path(
 
 _LONGEST_NAMES: Final = 2000
 
-Request = tuple[Any, Any, str]
-"""A child's target, its state, and its name."""
 
-Restorer = Generator[Request, Any, Any]
+@dataclasses.dataclass(slots=True)
+class _Restorer:
+    """A container whose children are being restored."""
+
+    children: Iterator[tuple[str, Any]]
+    """The name and the target of each that is still to come."""
+    state: Any
+    """A dict."""
+    rebuild: Callable[[list[Any]], Any]
+    """Makes the container of its children."""
+    absent: Callable[[str], Exception] | None = None
+    """Makes the error for a child that the state does not have; None where it is known to have all."""
+    in_class: bool = False
+    """Whether it is the node of a class, or stands below one."""
+    restored: list[Any] = dataclasses.field(default_factory=list)
+    """The children so far."""
 
 
 class _CurrentPath(threading.local):
@@ -359,87 +372,65 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
     """
     names = _place.names
     depth = len(names)
-    restorers: list[Restorer] = []
-    # Below how many registered classes each open restorer stands.
-    in_class: list[bool] = []
+    root = _Restorer(iter([(name, target)]), {name: state}, list)
+    levels = [root]
     try:
-        request: Request | None = (target, state, name)
-        answer: Any = None
-        while request is not None or restorers:
-            if request is not None:
-                wanted, found, part = request
+        while levels:
+            above = levels[-1]
+            for part, wanted in above.children:
+                if above.absent is not None and part not in above.state:
+                    raise above.absent(part)
+                found = above.state[part]
+                if type(wanted) in LEAF_TYPES:
+                    above.restored.append(found)
+                    continue
                 names.append(part)
-                below = bool(in_class) and in_class[-1]
-                answer, restorer, is_class = _begin(wanted, found, below)
-                if restorer is None:
+                begun = _begin(wanted, found, above.in_class)
+                if not isinstance(begun, _Restorer):
+                    above.restored.append(begun)
                     names.pop()
-                elif len(restorers) > MAX_DEPTH:
+                    continue
+                if len(levels) > MAX_DEPTH + 1:
                     raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
-                else:
-                    restorers.append(restorer)
-                    in_class.append(below or is_class)
-            try:
-                request = restorers[-1].send(answer) if restorers else None
-            except StopIteration as stop:
-                answer, request = stop.value, None
-                restorers.pop()
-                in_class.pop()
-                names.pop()
-        return answer
+                begun.in_class |= above.in_class
+                levels.append(begun)
+                break
+            else:
+                levels.pop()
+                if levels:
+                    levels[-1].restored.append(above.rebuild(above.restored))
+                    names.pop()
+        return root.restored[0]
     finally:
         del names[depth:]
 
 
-def _begin(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | None, bool]:
-    """Return the finished value, or the generator that will make it and whether it is a class's."""
+def _begin(target: Any, state: Any, in_class: bool) -> Any:
+    """Return the finished value, or what restores a container child by child."""
     kind = type(target)
-    if kind in LEAF_TYPES:
-        return state, None, False
     if (entry := REGISTRY.get(kind)) is not None:
-        return entry[1](target, state), None, False
+        return entry[1](target, state)
     if (built_in := _RESTORERS.get(kind)) is not None:
-        return None, built_in(target, state), False
+        return built_in(target, state)
     if is_namedtuple(target):
-        return None, _restore_namedtuple(target, state), False
+        return _restore_namedtuple(target, state)
     if is_typed_key(target):
-        return _restore_key(target, state), None, False
+        return _restore_key(target, state)
     node = None if registry.flax_overrides(kind) else open_pytree_node(target)
     if node is not None:
-        return None, _restore_node(target, node, state), node.kind != "mapping"
+        return _restore_node(target, node, state)
     if registry.flax_serves(kind):
-        return registry.restore_with_flax(target, state, _place.names[-1]), None, False
-    return target if in_class and state is None and is_code(target) else state, None, False
+        return registry.restore_with_flax(target, state, _place.names[-1])
+    return target if in_class and state is None and is_code(target) else state
 
 
-def _restore_parts(
-    children: Iterable[tuple[str, Any]],
-    state: Any,
-    rebuild: Callable[[list[Any]], Any],
-    absent: Callable[[str], Exception] | None = None,
-) -> Restorer:
-    """Restore the children of one container and make it of them.
-
-    Args:
-        children: the name of each child and its target.
-        state: a dict.
-        rebuild: makes the container.
-        absent: makes the error for a child that the state does not have; None where it is known to have all.
-    """
-    restored = []
-    for part, value in children:
-        if absent is not None and part not in state:
-            raise absent(part)
-        restored.append(state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part))
-    return rebuild(restored)
-
-
-def _restore_partial(partial: Any, state: Any) -> Restorer:
+def _restore_partial(partial: Any, state: Any) -> _Restorer:
     _require_dict(NotItemsError, "Partial", state)
-    fields = [("args", partial.args), ("keywords", partial.keywords)]
-    return _restore_parts(fields, state, lambda found: type(partial)(partial.func, *found[0], **found[1]), _no_item)
+    fields = iter([("args", partial.args), ("keywords", partial.keywords)])
+    return _Restorer(fields, state, lambda found: type(partial)(partial.func, *found[0], **found[1]), _no_item)
 
 
-def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
+def _restore_namedtuple(xs: Any, state: Any) -> _Restorer:
     names = xs._fields
     _require_dict(NotADictError, "namedtuple", state)
     if (state := registry.modernize_namedtuple(state, names)) is None:
@@ -448,30 +439,30 @@ def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
         found, wanted = _set_text(state), _set_text(set(names))
         text = f"The field names of the state dict and the named tuple do not match, got {found} and {wanted}"
         raise _error(StructureMismatchError, text)
-    fields = [(name, getattr(xs, name)) for name in names]
-    return _restore_parts(fields, state, lambda found: type(xs)(**dict(zip(names, found, strict=True))))
+    fields = ((name, getattr(xs, name)) for name in names)
+    return _Restorer(fields, state, lambda found: type(xs)(**dict(zip(names, found, strict=True))))
 
 
-def _restore_dict(xs: dict[Any, Any], state: Any) -> Restorer:
+def _restore_dict(xs: dict[Any, Any], state: Any) -> _Restorer:
     _check_keys(map(str, xs), state)
     children = ((str(key), value) for key, value in xs.items())
-    return _restore_parts(children, state, lambda found: dict(zip(xs, found, strict=True)))
+    return _Restorer(children, state, lambda found: dict(zip(xs, found, strict=True)))
 
 
-def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> Restorer:
+def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> _Restorer:
     _check_length(len(xs), state)
-    return _restore_parts(((str(index), value) for index, value in enumerate(xs)), state, type(xs), _no_item)
+    return _Restorer(((str(index), value) for index, value in enumerate(xs)), state, type(xs), _no_item)
 
 
-def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
+def _restore_node(target: Any, node: Node, state: Any) -> _Restorer:
     """Restore what jax opened."""
     children, name = node.children, type(target).__name__
     if node.kind == "mapping":
         _check_keys(children, state)
-        return _restore_parts(children.items(), state, node.rebuild)
+        return _Restorer(iter(children.items()), state, node.rebuild)
     if node.kind == "items":
         _check_length(len(children), state)
-        return _restore_parts(children.items(), state, node.rebuild, _no_item)
+        return _Restorer(iter(children.items()), state, node.rebuild, _no_item, in_class=True)
     _require_dict(NotADictError, name, state)
 
     def no_field(part: str) -> StructureMismatchError:
@@ -484,7 +475,7 @@ def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
             raise _error(StructureMismatchError, f"{text} while restoring an instance of {name}")
         return node.rebuild(found)
 
-    return _restore_parts(children.items(), state, rebuild, no_field)
+    return _Restorer(iter(children.items()), state, rebuild, no_field, in_class=True)
 
 
 def _check_keys(wanted: Iterable[str], state: Any) -> None:
@@ -545,7 +536,7 @@ def _set_text(names: Any) -> str:
     return "{" + shorten(", ".join(sorted(map(repr, names))), _LONGEST_NAMES) + "}"
 
 
-_RESTORERS: Final[dict[type, Callable[[Any, Any], Restorer]]] = {
+_RESTORERS: Final[dict[type, Callable[[Any, Any], _Restorer]]] = {
     dict: _restore_dict,
     list: _restore_list,
     tuple: _restore_list,
