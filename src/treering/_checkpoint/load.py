@@ -182,14 +182,12 @@ def load_tree(
         (tree,) = load_parts(source, [plan], options.progress, group)
         return tree
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[Source]:
+    def opened() -> contextlib.AbstractContextManager[Source]:
         for one in paths:
             finish_saves(one)
         where = paths if len(paths) > 1 else paths[0]
         shared = group.share_index() if len(paths) == 1 else None
-        with read_source(where, mapped=options.mapped, key_map=options.whole_map, shared=shared) as source:
-            yield source
+        return read_source(where, mapped=options.mapped, key_map=options.whole_map, shared=shared)
 
     with showing(options.progress):
         return group.retry_on_overwrite(opened, work)
