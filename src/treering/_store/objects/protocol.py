@@ -189,7 +189,7 @@ def read_back(key: str, base: ObjectVersion, attempt: str, expired: Expired) -> 
     return _has_committed(found, attempt, key) or Outcome.UNKNOWN
 
 
-def _has_committed(found: Content, attempt: str, key: str) -> Outcome | None:
+def _has_committed(found: Content, attempt: str, key: str = "") -> Outcome | None:
     """Tell from what replaced the base: DONE where the attempt is named as committed, None where that says nothing."""
     return Outcome.DONE if attempt in _attempts(found, key) else None
 
