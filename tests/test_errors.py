@@ -34,7 +34,6 @@ OF_PEERS = {
 """Classes of the drop-in doors: each is a public error, and beside that the class that programs for a peer catch."""
 
 CAUGHT_INSIDE = {
-    "FailedBuffers": "the client of a bucket raises the error that stopped its parts",
     "IndexRemovedError": "a tombstone; a caller sees the NotFoundError that it is",
     "NotKept": "a cast that would change a value: MismatchError says which leaf",
     "OutOfStep": "the executor of the protocol raises the TimedOutError that it is",

@@ -81,7 +81,7 @@ def test_a_rule_with_more_axes_than_the_array(path: Path, mesh: jax.sharding.Mes
         ({"only": 5}, "only= is a glob or a list of globs, found 5"),
         ({"at": ["w"]}, "at= is one key text"),
         ({"like": {}, "key_map": [("a", "b")]}, "key_map= is a KeyMap, or a dict of wanted to stored keys"),
-        ({"missing": "init"}, 'neither "error" nor "keep"'),
+        ({"missing": "init"}, "missing is 'init', but must be 'error' or 'keep'"),
         ({"cast": True}, "there is none"),
     ],
 )

@@ -167,7 +167,7 @@ def test_what_a_step_has_too_much_can_be_left_out(tmp_path: Path) -> None:
     assert run.load(4, less, extra="ignore").keys() == less.keys()
     wrong: Any = "keep"
     for call in (lambda: run.load(4, less, extra=wrong), lambda: run.load_or_init(fresh, extra=wrong)):
-        with pytest.raises(UnsupportedError, match=r'extra=.keep. is neither "error" nor "ignore"'):
+        with pytest.raises(UnsupportedError, match=r"extra is .keep., but must be .error. or .ignore."):
             call()
 
 

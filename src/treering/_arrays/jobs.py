@@ -9,7 +9,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -137,6 +137,7 @@ def on_host(array: NDArray[Any], kind: str, *, own: bool = True) -> Any:
 
 T = TypeVar("T")
 P = TypeVar("P", bound="PlacedBytes")
+B = TypeVar("B", bound=Sized)
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
@@ -279,6 +280,12 @@ class Tally:
             self._done += nbytes
         if nbytes and threading.get_ident() == self._owner:
             self.tell()
+
+    def counted(self, pieces: Iterable[B]) -> Iterator[B]:
+        """Yield pieces of bytes, and count each when the next one is asked for."""
+        for piece in pieces:
+            yield piece
+            self.add(len(piece))
 
     def tell(self) -> None:
         """Tell ``progress`` of what it has not heard of."""

@@ -315,12 +315,11 @@ class Comparison:
 
     def finish_while(self, write: Callable[[], T]) -> T:
         """Compare the others in another thread, while this one writes; return what it returns."""
-        failed, ended = FirstError(), list[None]()
+        failed = FirstError()
 
         def compare() -> None:
             with failed, phase("save/compare"):
                 self.finish()
-            ended.append(None)
 
         watch, self._watch = self._watch, UNWATCHED  # who writes hears that the save was called off, and hears it once
         with contextlib.closing(ThreadPool(compare, 1)) as crew, crew:
@@ -330,7 +329,7 @@ class Comparison:
                 self._abandoned = True
                 raise
             self._watch = watch
-        if not ended:  # the system has no more threads
+        if not crew.size:  # the system has no more threads
             compare()
         failed.reraise()
         return written

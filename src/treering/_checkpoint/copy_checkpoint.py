@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,8 +64,8 @@ def copy_opened(
                 check_data_file(index, number, data)
                 header = of_attempt(data.read(0, file.header), saving.attempt)
                 files.append(dataclasses.replace(file, name=data_name(saving.attempt, number, count), digest=None))
-                pieces = _after(header, checked_pieces(index, number, data), tally)
-                saving.write_file(files[-1].name, pieces, file.nbytes)
+                pieces = itertools.chain([header], checked_pieces(index, number, data))
+                saving.write_file(files[-1].name, tally.counted(pieces), file.nbytes)
             headers.append(header)
         copy = dataclasses.replace(
             index,
@@ -107,14 +108,6 @@ def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
     yield from read_pieces(file, index.files[number].nbytes, start=at)
 
 
-def _after(header: bytes, pieces: Iterator[bytes], tally: Tally) -> Iterator[bytes]:
-    yield header
-    tally.add(len(header))
-    for piece in pieces:
-        yield piece
-        tally.add(len(piece))
-
-
 def copy_file(
     source: Path, target: Path, *, is_safetensors: bool, overwrite: bool, progress: Progress | None = None
 ) -> None:
@@ -132,11 +125,10 @@ def copy_file(
     with open_file(source) as file:
         with naming_file(source):
             index = parse_safetensors(file.size, file.read) if is_safetensors else None
-        tally = Tally(file.size, progress)
-        header, pieces = b"", _unchanged_pieces(file)
+        pieces = _unchanged_pieces(file)
         if index is not None and index.verified:
-            header, pieces = file.read(0, index.files[0].header), checked_pieces(index, 0, file)
-        write_file(target, _after(header, pieces, tally), file.size, new=not overwrite)
+            pieces = itertools.chain([file.read(0, index.files[0].header)], checked_pieces(index, 0, file))
+        write_file(target, Tally(file.size, progress).counted(pieces), file.size, new=not overwrite)
 
 
 def _unchanged_pieces(file: Reader) -> Iterator[bytes]:

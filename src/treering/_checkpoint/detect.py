@@ -45,10 +45,11 @@ from treering.errors import (
     UnsupportedError,
 )
 
-READ_HERE: Final = (
-    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, the checkpoints of Orbax, "
-    "Levanter and jax, msgpack, also in gzip form, npz and npy"
+_FORMS: Final = (
+    "its checkpoints, leaves directories, safetensors, Hugging Face folders, the checkpoints of Orbax, Levanter and "
+    "jax, msgpack, also in gzip form, npz and npy"
 )
+READ_HERE: Final = f"treering reads {_FORMS}"
 """The forms that are read, for people."""
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
@@ -223,10 +224,6 @@ _READERS: Final = (
 )
 _PLUG_INS: Final = "treering.readers"
 """The group of entry points of readers in other packages; each names a module as `ForeignReader` does."""
-_FORMS: Final = (
-    "a checkpoint's folder, a leaves directory, a Hugging Face folder, a folder of Orbax, Levanter or jax, "
-    "safetensors, msgpack, gzip, npz, npy"
-)
 
 
 class Form(enum.Enum):

@@ -192,12 +192,6 @@ class Begun:
     digests: Mapping[int, bytes]
     """The digest of each chunk."""
 
-    @classmethod
-    def write(cls, rows: Sequence[int], layout: SaveLayout, write: Write) -> Begun:
-        """Write them."""
-        digests: dict[int, bytes] = {}
-        return cls(rows=rows, layout=layout, checksums=write(layout, digests), digests=digests)
-
 
 Write: TypeAlias = "Callable[[SaveLayout, MutableMapping[int, bytes]], array[int]]"
 """Writes the files of a layout, notes the digests of its chunks, and returns the checksums of their blocks."""
@@ -246,7 +240,7 @@ def share_files(
             facts = OlderFacts(older, store, files)
             comparison = Comparison(own, older, facts, sizes, watch)
             most = count or shares.most_files(sum(sizes))
-            begun = _compare(comparison, functools.partial(_lay_out_early, folder.attempt, own, share, most), write)
+            begun = _compare(comparison, own, share, write, attempt=folder.attempt, count=most)
             count = count if begun is None else most
             wanted = shares.choose_shared(same := comparison.same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
@@ -263,19 +257,19 @@ def share_files(
     return SharedFiles(share=share, layout=layout, facts=facts, begun=begun)
 
 
-def _lay_out_early(attempt: str, own: OwnBoxes, share: Share, count: int, changed: Sequence[int]) -> SaveLayout:
-    """Lay out the files that are begun before the others are known."""
-    early = dataclasses.replace(share, rows=[own.rows[at] for at in changed], states=[BEGUN] * len(changed))
-    return lay_out(attempt, own.keys, own.leaves, [early], older=NO_BOXES, count=count)
-
-
-def _compare(comparison: Comparison, early: Callable[[Sequence[int]], SaveLayout], write: Write) -> Begun | None:
-    """Compare all boxes; where it is worth it, write what is known to have changed meanwhile."""
+def _compare(
+    comparison: Comparison, own: OwnBoxes, share: Share, write: Write, *, attempt: str, count: int
+) -> Begun | None:
+    """Compare all boxes; where it is worth it, write what is known to have changed meanwhile, in files of its own."""
     with phase("save/compare"):
         if not (changed := comparison.begin()):
             comparison.finish()
             return None
-    return comparison.finish_while(functools.partial(Begun.write, changed, early(changed), write))
+    early = dataclasses.replace(share, rows=[own.rows[at] for at in changed], states=[BEGUN] * len(changed))
+    layout = lay_out(attempt, own.keys, own.leaves, [early], older=NO_BOXES, count=count)
+    digests: dict[int, bytes] = {}
+    checksums = comparison.finish_while(functools.partial(write, layout, digests))
+    return Begun(rows=changed, layout=layout, checksums=checksums, digests=digests)
 
 
 def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | None:

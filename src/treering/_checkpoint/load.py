@@ -24,6 +24,7 @@ from treering._arrays.source import Source
 from treering._background.saves import PendingLoad, begin_load, finish_saves
 from treering._checkpoint.forms import Where, paths_of, read_index, read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
+from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
 from treering._format.listing import describe_part
@@ -142,9 +143,8 @@ class LoadOptions:
             raise UnsupportedError(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
             )
-        for name, value, other in (("missing", self.missing, "keep"), ("extra", self.extra, "ignore")):
-            if value not in ("error", other):
-                raise UnsupportedError(f'{name}={value!r:.100} is neither "error" nor "{other}"')
+        require_one_of("missing", self.missing, ("error", "keep"))
+        require_one_of("extra", self.extra, ("error", "ignore"))
         _require_tree(like)
         if like is None and (pairs or self.cast or self.missing == "keep" or self.extra == "ignore"):
             hint = "pass like=, for example jax.eval_shape(init)"
@@ -182,14 +182,12 @@ def load_tree(
         (tree,) = load_parts(source, [plan], options.progress, group)
         return tree
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[Source]:
+    def opened() -> contextlib.AbstractContextManager[Source]:
         for one in paths:
             finish_saves(one)
         where = paths if len(paths) > 1 else paths[0]
         shared = group.share_index() if len(paths) == 1 else None
-        with read_source(where, mapped=options.mapped, key_map=options.whole_map, shared=shared) as source:
-            yield source
+        return read_source(where, mapped=options.mapped, key_map=options.whole_map, shared=shared)
 
     with showing(options.progress):
         return group.retry_on_overwrite(opened, work)

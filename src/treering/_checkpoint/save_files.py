@@ -111,15 +111,9 @@ def write_buffers(
         b'onetwo'
     """
     _require_free(options)
-    tally = Tally(size, options.progress)
-
-    def count() -> Iterator[Buffer]:
-        for buffer in buffers:
-            yield buffer
-            tally.add(len(buffer))
-
+    counted = claim_at_end(Tally(size, options.progress).counted(buffers), watch)
     with phase("save/write") as moved:
-        write_file(options.path, claim_at_end(count(), watch), size, new=not options.overwrite, unique=unique)
+        write_file(options.path, counted, size, new=not options.overwrite, unique=unique)
         moved.nbytes = size
 
 

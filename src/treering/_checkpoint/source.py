@@ -91,10 +91,7 @@ def open_checkpoint(
     if (found := _open_share(place, files, shared) if shared is not None else None) is not None:
         index, opened, lasts = found
     else:
-        index, opened, lasts = _open_files(place)
-        for data in opened:
-            if data is not None:
-                files.enter_context(data)
+        index, opened, lasts = _open_files(place, files)
 
     def check_header(number: int) -> None:
         if (data := opened[number]) is None:
@@ -151,10 +148,11 @@ def read_pieces(file: Reader, end: int, *, start: int = 0) -> Iterator[bytes]:
         yield file.read(at, min(_PIECE_BYTES, end - at))
 
 
-def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
+def _open_files(path: Path, files: contextlib.ExitStack) -> tuple[Index, list[Reader | None], bool]:
     """Read the index and open every file that it names, all of one commit; None for one that is lost.
 
-    Also return whether they stay whole while they are read, whatever becomes of their names.
+    Also return whether they stay whole while they are read, whatever becomes of their names. Of a damaged checkpoint
+    leaves in the files that are left can still be read.
     """
     attempt = ""
     for _ in range(_TRIES):
@@ -167,11 +165,11 @@ def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
                 found = folder.open_files(names)
             except DataFileMissingError:
                 if index.attempt == attempt:
-                    return index, _those_there(folder, names), lasts
+                    return index, [_open_if_there(folder, name, files) for name in names], lasts
                 # Perhaps an overwrite committed meanwhile, and its index is there now.
                 attempt = index.attempt
                 continue
-            return index, [found[name] for name in names], lasts
+            return index, [files.enter_context(found[name]) for name in names], lasts
     raise BusyError(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
 
 
@@ -203,10 +201,7 @@ class _FilesOnDemand(Sequence["Reader | None"]):
 
     def __getitem__(self, number: Any) -> Any:
         if number not in self._opened:
-            name = self._names[number]
-            self._opened[number] = None
-            with contextlib.suppress(DataFileMissingError):
-                self._opened[number] = self._files.enter_context(self._folder.open_files([name])[name])
+            self._opened[number] = _open_if_there(self._folder, self._names[number], self._files)
         return self._opened[number]
 
 
@@ -221,14 +216,8 @@ def _open_share(
     return None if any(found[number] is None for number in found.own) else (index, found, folder.store.keeps_open)
 
 
-def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None]:
-    """Open what is left of a damaged checkpoint: leaves in other files can still be read."""
-    with contextlib.ExitStack() as undo:
-        files: list[Reader | None] = []
-        for name in names:
-            try:
-                files.append(undo.enter_context(folder.open_files([name])[name]))
-            except DataFileMissingError:
-                files.append(None)
-        undo.pop_all()
-    return files
+def _open_if_there(folder: OpenFolder, name: str, files: contextlib.ExitStack) -> Reader | None:
+    """Open a file, which ``files`` closes; None where it is lost."""
+    with contextlib.suppress(DataFileMissingError):
+        return files.enter_context(folder.open_files([name])[name])
+    return None

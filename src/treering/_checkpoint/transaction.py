@@ -89,15 +89,8 @@ class AttemptFiles(Closable):
             StoreError: the system refused, or the buffers hold another number of bytes.
             ValueError: the name is not one of this attempt.
         """
-        require_data_name(self.attempt, name)
-        with naming(self._shown, "write"):
-            store = self._open_store()
-            self._written.append(name)
-            try:
-                store.create(name, buffers, size, like=self._old)
-            except FileExistsError:
-                self._written.remove(name)  # somebody else's
-                raise
+        with self._noting(name) as store:
+            store.create(name, buffers, size, like=self._old)
 
     def link_file(self, name: str, source: Store, old: str | None = None) -> bool:
         """Give a file of another place a name here too: a second name of the same bytes, or a copy by the server.
@@ -114,17 +107,24 @@ class AttemptFiles(Closable):
             StoreError: the system refused.
             ValueError: the name is not one of this attempt.
         """
-        require_data_name(self.attempt, name)
-        with naming(self._shown, "write"):
-            self._written.append(name)
-            try:
-                linked = link_file(source, self._open_store(), old or name, name, shared=old is not None)
-            except FileExistsError:
-                self._written.remove(name)  # somebody else's
-                raise
+        with self._noting(name) as store:
+            linked = link_file(source, store, old or name, name, shared=old is not None)
         if not linked:
             self._written.remove(name)
         return linked
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[Store]:
+        """Give the place in which a name of this attempt is made; what fails meanwhile is removed with the others."""
+        require_data_name(self.attempt, name)
+        with naming(self._shown, "write"):
+            store = self._open_store()
+            self._written.append(name)
+            try:
+                yield store
+            except FileExistsError:
+                self._written.remove(name)  # somebody else's
+                raise
 
     def open_linked(self, name: str) -> Reader:
         """Open a file that was linked.

@@ -369,18 +369,17 @@ def broadcast(
         >>> broadcast(lambda: 7, Processes(this=0, count=1), board=lambda: None, timeout=10, doing="look")
         7
     """
+    if processes.count == 1:
+        before()
+        return work()
     said: dict[str, A] = {}
     failed: Exception | None = None
     try:
         before()
         if processes.is_coordinator:
             said["answer"] = work()
-    except Exception as error:
-        if processes.count == 1:
-            raise
+    except Exception as error:  # noqa: BLE001 - raised when the others have heard of it
         failed = error
-    if processes.count == 1:
-        return said["answer"]
     payload = encode_reply(said, None if failed is None else Failure.of(failed))
     try:
         rows = allgather_with_deadline(payload, processes, timeout=timeout, board=board(), doing=doing)

@@ -308,18 +308,15 @@ class _JobHandshake:
         if self._failed is not None:
             return
         name = heartbeat_name(self._job.processes.this)
-        if not self._is_coordinator and isinstance(error, TimedOutError) and error.__cause__ is not None:
-            return  # jax gave up first, and this process has left a message that says so
+        jax_gave_up = not self._is_coordinator and isinstance(error, TimedOutError) and error.__cause__ is not None
+        if jax_gave_up or isinstance(error, ProcessFailedError):
+            return  # this process has left a message that says so, for those that hear of it later
         if isinstance(error, TimedOutError) or not isinstance(error, Exception | None):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             self._sign()
             with contextlib.suppress(OSError):
                 self._transaction.make()
                 self._board.put(name, b"call %d is given up " % self._number)
-            return
-        if isinstance(
-            error, ProcessFailedError
-        ):  # as does the message of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
             PathMessageBoard(self._path).remove_all((name,))

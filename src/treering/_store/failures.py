@@ -81,9 +81,9 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     return error
 
 
-def missing_error(shown: str, name: str) -> errors.DataFileMissingError:
-    """Return the error for a file that is not where it should be."""
-    error = errors.DataFileMissingError(f"{shown!r} is missing")
+def missing_error(shown: str, name: str, what: str | None = None) -> errors.DataFileMissingError:
+    """Return the error for a file that is not where it should be; ``what`` says more of it."""
+    error = errors.DataFileMissingError(what or f"{shown!r} is missing")
     error.name = name
     return with_errno(error, errno.ENOENT, shown)
 

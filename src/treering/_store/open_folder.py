@@ -12,7 +12,7 @@ from typing import Final
 from treering._codec.documents import is_whole
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store, Version, open_below
-from treering._store.failures import naming, with_errno
+from treering._store.failures import missing_error, naming, with_errno
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
 from treering._store.resolve import absolute, find_at, is_on_disk, open_file, opened_store
@@ -92,9 +92,8 @@ class OpenFolder(Closable):
         try:
             return self.store.open_file(name)
         except NotFoundError as error:
-            missing = DataFileMissingError(f"{name!r} is missing in {os.fspath(self.path)!r}")
-            missing.name = name
-            raise with_errno(missing, errno.ENOENT, self.path / name) from error
+            what = f"{name!r} is missing in {os.fspath(self.path)!r}"
+            raise missing_error(os.fspath(self.path / name), name, what) from error
 
     def _holds_index(self, name: str) -> bool:
         with contextlib.suppress(OSError):
@@ -183,11 +182,8 @@ def is_removed(store: Store, found: Entry, place: str = "") -> bool:
     if store.longest_delay and found.size == SMALL_TOMBSTONE:  # no index there has this size
         return True
     with contextlib.suppress(LinkRefusedError):  # whoever reads it says so
-        if not place:
-            head = store.read(INDEX, HEAD_BYTES)
-        else:
-            with open_below(store, place) as below:
-                head = below.read(INDEX, HEAD_BYTES)
+        with open_below(store, place) if place else contextlib.nullcontext(store) as there:
+            head = there.read(INDEX, HEAD_BYTES)
         return head is None or is_tombstone(head.data)
     return False
 

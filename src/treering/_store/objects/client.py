@@ -215,10 +215,6 @@ _SLOTS: Final = threading.BoundedSemaphore(min(_PARTS_AT_ONCE + 1, requests_at_o
 """Of this process, beside its other requests, on which what makes the bytes may wait."""
 
 
-class FailedBuffers(Exception):
-    """What makes the bytes failed; the cause is its error."""
-
-
 def part_size(size: int) -> int:
     """Return how many bytes each part of an object gets: no upload has more than 10,000 parts.
 
@@ -230,27 +226,21 @@ def part_size(size: int) -> int:
 
 
 def upload_parts(
-    stores: StoreVariants, name: str, buffers: Iterable[Buffer], size: int, storage_class: str | None = None
+    stores: StoreVariants, name: str, buffers: Iterator[memoryview], size: int, storage_class: str | None = None
 ) -> None:
     """Write a new object in parts; an error, of the buffers too, ends the upload and leaves no object."""
     part = part_size(size)
     store = stores.variant(part, parts=True)
     wanted = max(1, min(_PARTS_AT_ONCE, _MEMORY // part - 2))
     slots = 0
-    failed: list[BaseException] = []
     try:
         # One is waited for; more are taken where they are free.
         while slots < wanted and _SLOTS.acquire(blocking=not slots):
             slots += 1
-        parts = _keep_error(lasting_pieces(buffers, size), failed)
         attributes: Any = storage_attributes(storage_class)
         obstore.put(
-            store, name, parts, attributes=attributes, use_multipart=True, chunk_size=part, max_concurrency=slots
+            store, name, buffers, attributes=attributes, use_multipart=True, chunk_size=part, max_concurrency=slots
         )
-    except BaseException:  # an interrupt too; raised again below
-        if failed:
-            raise FailedBuffers from failed[0]
-        raise
     finally:
         for _ in range(slots):
             _SLOTS.release()
@@ -370,12 +360,13 @@ class ObstoreClient(RepeatingClient):
             PermissionError: the bucket denies it.
             OSError: it was not written, or the buffers hold another number of bytes.
         """
-        begun = time.monotonic()
+        begun, failed = time.monotonic(), list[BaseException]()
         try:
-            upload_parts(self._stores, name, buffers, size, self._storage_class)
-        except FailedBuffers as error:
-            raise error.__cause__ or error from None
-        except Exception as error:  # obstore has many kinds; `failure_of` raises any other again
+            parts = _keep_error(lasting_pieces(buffers, size), failed)
+            upload_parts(self._stores, name, parts, size, self._storage_class)
+        except BaseException as error:  # a panic is no Exception; `failure_of` raises what is none of obstore's again
+            if failed:  # obstore tells of it in words only
+                raise failed[0] from None
             # What completes an upload may have been done, and only its answer lost.
             failure = failure_of(error)
             doubtful = failure.cause in {*PASSING, Cause.MISSING}

@@ -385,8 +385,8 @@ def is_empty_tombstone(found: Content) -> bool:
         return False
 
 
-def _unanswered(what: str, answer: Answer | None = None) -> OSError:
-    reason = f" ({answer.reason})" if answer is not None and answer.reason else ""
+def _unanswered(what: str, answer: Answer) -> OSError:
+    reason = f" ({answer.reason})" if answer.reason else ""
     return OSError(errno.EIO, f"{what}: the bucket does not answer{reason}")
 
 

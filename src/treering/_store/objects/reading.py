@@ -16,9 +16,9 @@ from typing import Final, TypeAlias
 
 from treering._store.api import Reader, require_range
 from treering._store.crew import map_together
-from treering._store.failures import naming, with_errno
+from treering._store.failures import missing_error, naming
 from treering._store.objects.requests import Client, Get, ObjectVersion, Range, Span, ask, require_answer
-from treering.errors import DataFileMissingError, StoreError
+from treering.errors import StoreError
 
 Jobs: TypeAlias = "Sequence[tuple[int, memoryview]]"
 
@@ -275,8 +275,8 @@ class ObjectReader(Reader):
         try:
             read_ranges(self._client, self._name, self.version, jobs)
         except FileNotFoundError as error:
-            gone = DataFileMissingError(f"{os.fspath(self.path)!r} was replaced or removed while it was read")
-            gone.name = self.path.name
-            raise with_errno(gone, errno.ENOENT, self.path) from error
+            shown = os.fspath(self.path)
+            what = f"{shown!r} was replaced or removed while it was read"
+            raise missing_error(shown, self.path.name, what) from error
         except OSError as error:
             raise StoreError.of(error, self.path, "read") from error

@@ -295,12 +295,10 @@ class ObjectRoot:
                 _warn_of(path, "the server does not heed conditions")
             if new or unique:
                 return
-            digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            recurring = requests.ObjectVersion(f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"')
             with contextlib.suppress(OSError):  # the file is saved, and only the warning is at stake
                 found = client.perform(requests.Head(key)).found
-                if found is not None and found.version == requests.ObjectVersion(
-                    f'"{digest}"'
-                ):  # which recurs with the content
+                if found is not None and found.version == recurring:  # with the content
                     _warn_of(path, "few arrays in msgpack, or a copy: these bytes may have been there before")
 
     def _while_free(self, path: PurePath, buffers: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -30,10 +30,7 @@ READ_ONLY: Final = "it is read-only; s3://, gs://, az:// and paths on disk can b
 _WORKING: Final = "s3://, gs://, az://, memory://, file:// and, for reading, https:// work"
 _INSTEAD: Final = {
     "s3n": "write s3:// instead",
-    "azure": "write az://CONTAINER/PATH instead",
-    "adl": "write az://CONTAINER/PATH instead",
-    "wasb": "write az://CONTAINER/PATH instead",
-    "wasbs": "write az://CONTAINER/PATH instead",
+    **dict.fromkeys(("azure", "adl", "wasb", "wasbs"), "write az://CONTAINER/PATH instead"),
     "hf": "huggingface_hub.snapshot_download gives a local folder, which treering.load reads",
     "r2": "write s3://BUCKET/PATH, with the endpoint of the account in AWS_ENDPOINT_URL",
 }
