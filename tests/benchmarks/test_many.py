@@ -51,5 +51,6 @@ def test_the_command_reports_what_a_leaf_costs(tmp_path: Path, capsys: pytest.Ca
     units = {job["group"]: job["unit"] for job in document["jobs"]}
     assert units["save"] == units["save_async blocks, first"] == "CPU us a leaf"
     assert units["open, all keys"] == "index bytes"
+    arguments[arguments.index("save,open")] = "open"
     assert main(["many", "--dir", str(tmp_path), *arguments]) == 0
-    assert "save: CPU us a leaf" in capsys.readouterr().out
+    assert "open, all keys: index bytes" in capsys.readouterr().out

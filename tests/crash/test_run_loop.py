@@ -24,7 +24,7 @@ def broken(what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
-    [("--kills", "3"), ("--kills", "3", "--incremental"), ("--kills", "2", "--incremental", "--bucket")],
+    [("--kills", "2"), ("--kills", "2", "--incremental"), ("--kills", "1", "--incremental", "--bucket")],
     ids=["whole", "incremental", "in a bucket"],
 )
 def test_a_loop_that_is_killed_loses_nothing(more: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(("kinds", "stride"), [("KILL_BEFORE", 26), ("EIO EIO_AFTER ENOSPC SHORT EMFILE", 89)])
+@pytest.mark.parametrize(("kinds", "stride"), [("KILL_BEFORE", 37), ("EIO EIO_AFTER ENOSPC SHORT EMFILE", 89)])
 def test_faults_here_and_there(tmp_path: Path, kinds: str, stride: int) -> None:
     command = [sys.executable, "-m", "tests.leaves.folder.points", str(stride), kinds]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TMPDIR": str(tmp_path)}
