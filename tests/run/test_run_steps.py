@@ -353,7 +353,7 @@ class TestReading:
             tr.load(run)
 
     def test_a_step_that_goes_while_it_is_opened(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def late(path: Path) -> None:
+        def late(path: Path, *_: object) -> None:
             if path == step_path(run, 30):
                 shutil.rmtree(path)
 

@@ -390,9 +390,7 @@ class PosixTransaction(Transaction):
         The names of the data are durable before the document has its own.
         """
         self._require_current()
-        write_all(self._file.number, memoryview(data))
-        descriptors.sync(self._file.number)
-        self._folder.sync()
+        self._prepare(data)
         self._identity = os.fstat(self._file.number)
         if descriptors.fcntl is None:  # Windows renames only what is closed
             self._file.close()
@@ -472,6 +470,11 @@ class PosixTransaction(Transaction):
     def _require_current(self) -> None:
         if not self._folder.is_there():
             raise FileNotFoundError(errno.ENOENT, "another process moved or removed the folder")
+
+    def _prepare(self, data: bytes) -> None:
+        write_all(self._file.number, memoryview(data))
+        descriptors.sync(self._file.number)
+        self._folder.sync()
 
     def _become_first(self) -> None:
         """Commit where no document is.
