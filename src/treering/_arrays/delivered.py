@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _CALL: Final = 64
 _ALIKE: Final = 512
 _SMALL_BYTES: Final = 64 << 10
+# From so many leaves on the places of all small ones in the files are looked up at once.
+_COLUMNS_FROM: Final = 64
 BATCH_BYTES: Final = 256 << 20
 """Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
 _CAST_COUNTS: Final = 16
@@ -429,19 +431,21 @@ def read_leaves(source: Source, deliveries: Deliveries, report: ReadProgress | N
     arrays, step = source.arrays, None if report is None else report.step
     found: list[Any] = [None] * len(deliveries)
     wholes = {way for way in dict.fromkeys(deliveries.ways) if way.boxes == (whole(way.shape),)}
-    stored = arrays if isinstance(arrays, StoredArrays) else None
-    chunks = [-1] * len(deliveries) if stored is None else stored.small_chunks(deliveries.leaves)
+    chunks: Sequence[int] = ()
+    if isinstance(arrays, StoredArrays) and len(deliveries) >= _COLUMNS_FROM:
+        chunks = arrays.small_chunks(deliveries.leaves)
     small = SmallChunks(found)
     requests: list[tuple[int, ReadRequest]] = []
-    for at, (leaf, way, chunk) in enumerate(zip(deliveries.leaves, deliveries.ways, chunks, strict=True)):
+    columns = zip(deliveries.leaves, deliveries.ways, chunks or itertools.repeat(-1), strict=False)
+    for at, (leaf, way, chunk) in enumerate(columns):
         if chunk >= 0 and way in wholes:
             small.places.append(at)
             small.chunks.append(chunk)
         else:
             requests.append((at, ReadRequest(leaf, way.boxes)))
     wanted = [request for _, request in requests if request.boxes]
-    if stored is not None:
-        stored.read(wanted, step, small)
+    if small.chunks and isinstance(arrays, StoredArrays):
+        arrays.read(wanted, step, small)
     else:
         arrays.read(wanted, step)
     for at, request in requests:

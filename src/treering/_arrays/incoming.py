@@ -219,7 +219,7 @@ class StoredArrays:
             CorruptError: bytes do not have their checksums, or are not there.
             StoreError: the system refuses.
         """
-        work = self.plan_reads(requests, small)
+        work = self.plan_reads(requests) if small is None else self.plan_reads(requests, small)
         run_all(work, Tally(work.nbytes, progress), threads=self._threads)
         self.bytes_read += work.nbytes
 

@@ -290,6 +290,35 @@ _Picks = tuple[tuple[Box, Any], ...]
 _Match = Callable[[Sequence[Any]], bool]
 
 
+class _Parts(Mapping[int, tuple[HeldBox, ...]]):
+    """The boxes of leaves that lie on several devices: of arrays nothing is made until it is asked for."""
+
+    def __init__(
+        self, picks: Mapping[int, _Picks], anew: Mapping[int, tuple[HeldBox, ...]], leaves: Sequence[Any]
+    ) -> None:
+        self._picks = picks
+        self._anew = anew
+        self._leaves = leaves
+        self._last: tuple[int, tuple[HeldBox, ...]] = (-1, ())
+
+    def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
+        if (picks := self._picks.get(number)) is None:
+            return self._anew[number]
+        # The boxes of a leaf are asked for one after another, and each time jax would make all shards of it.
+        last, boxes = self._last
+        if last != number:
+            held = {shard.device: shard.data for shard in shards_of(self._leaves[number])}
+            boxes = tuple([HeldBox(box, held[device]) for box, device in picks])
+            self._last = number, boxes
+        return boxes
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self._picks, self._anew)
+
+    def __len__(self) -> int:
+        return len(self._picks) + len(self._anew)
+
+
 def _match_numpy(arrays: Sequence[Any]) -> _Match:
     """Return what tells whether other numpy arrays are like these, one by one."""
     facts = list(map(_SHAPE_AND_DTYPE, arrays))
@@ -383,12 +412,8 @@ class KnownLeaves:
         if any(types[number] != known for number, (_, _, known) in zip(found, self._anew, strict=True)):
             return None
         held = describer.whole | {number: leaves[number] for number in self._whole}
-        parted = describer.parted
-        for number, picks in self._picks.items():
-            shards = {shard.device: shard.data for shard in shards_of(leaves[number])}
-            parted[number] = tuple([HeldBox(box, shards[device]) for box, device in picks])
         values = {number: leaves[number] for number in self._values} | self._opaque
-        return LeafSources(held, parted), values
+        return LeafSources(held, _Parts(self._picks, describer.parted, leaves)), values
 
 
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.
