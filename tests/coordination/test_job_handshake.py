@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import treering
-from tests import clocks, faults
+from tests import clocks, faults, limits
 from treering._codec.documents import json_text
 from treering._coordination import allgather, job_handshake
 from treering._coordination.job_handshake import counted_save, find_note, leave_note, next_sequence, renumber
@@ -181,10 +181,11 @@ def test_the_others_take_the_name_and_look_for_the_mark(tmp_path: Path, others: 
     assert others.brought[1] == b""
 
 
-def test_who_sees_no_mark_says_so(tmp_path: Path, others: Others) -> None:
+def test_who_sees_no_mark_says_so(tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits.shorten(monkeypatch, handshake_look=0.1)
     (tmp_path / heartbeat_name(0)).write_bytes(b"the mark of another job")
     others.rows = [[JOB.encode(), None, b""], [b"", None, b"unseen"]]
-    error = refusal(tmp_path, FOLLOWER, 0.1)
+    error = refusal(tmp_path, FOLLOWER)
     assert isinstance(error, NotSharedError)
     assert error.processes == (1, 2)
     assert f"could not save {str(tmp_path)!r}: processes 1 and 2 do not see" in str(error)
@@ -204,7 +205,9 @@ def test_a_folder_that_is_not_shared_is_removed_where_it_was_made(tmp_path: Path
     assert others.rows == []
 
 
-def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Others) -> None:
+def test_process_0_that_cannot_write_tells_the_others(
+    tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     path = tmp_path / "file" / "ckpt"
     others.rows = [[None, b"", b""]]
@@ -218,7 +221,8 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
     assert str(error).startswith(f"process 0 could not save {str(path)!r}: could not write")
     # A second call, when the name is known: it is told when all come together.
     others.rows = [[said[16:], None, b"unseen"]]
-    assert isinstance(refusal(path, FOLLOWER, 0.1), NotDirectoryError)
+    limits.shorten(monkeypatch, handshake_look=0.1)
+    assert isinstance(refusal(path, FOLLOWER), NotDirectoryError)
 
 
 def test_an_error_fits_into_what_can_be_brought() -> None:
@@ -233,7 +237,9 @@ def test_an_error_fits_into_what_can_be_brought() -> None:
         assert whole.message.startswith(told.message[:20])
 
 
-def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: Path, others: Others) -> None:
+def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(
+    tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others.rows = [[None, b"", b""]]
     others.doing = never
     refusal(tmp_path, LEADER)
@@ -250,7 +256,8 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     assert allgather._order.given_up == 1
     # That word is not meant for its next call, to which process 0 may be on its way.
     others.rows = [[b"", None, b"unseen"]]
-    assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotSharedError)
+    limits.shorten(monkeypatch, handshake_look=0.1)
+    assert isinstance(refusal(tmp_path, FOLLOWER), NotSharedError)
 
 
 def given_up(path: Path, others: Others) -> bytes:
