@@ -13,6 +13,8 @@ from typing import Any
 
 import treering
 from treering import errors
+from treering._background.saves import reword
+from treering._codec.compression import DamagedGzipError
 
 SOURCE = Path(treering.__file__).parent
 
@@ -113,3 +115,14 @@ def test_an_error_of_the_system_says_which_in_another_process_too() -> None:
         for again in others:
             assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
             assert (again.errno, again.filename, again.strerror) == (code, "a.msgpack", "no")
+
+
+def test_an_error_of_two_builtin_classes_is_copied_and_reworded() -> None:
+    error = DamagedGzipError("the gzip data is damaged", offset=3, hint="use another copy")
+    error.errno = errno.EIO
+    again: Any
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), str(again), again.errno) == (DamagedGzipError, str(error), errno.EIO)
+    late = reword(error, "the earlier save to 'a' failed")
+    assert type(late) is DamagedGzipError
+    assert str(late).startswith("the earlier save to 'a' failed: the gzip data is damaged")

@@ -104,7 +104,9 @@ class TreeringError(Exception):
 
 
 def _rebuild(cls: type[TreeringError], message: str, state: dict[str, object]) -> TreeringError:
-    error = cls.__new__(cls, message)
+    # By name: of a class that is a ValueError before it is an OSError, ``cls.__new__`` is that of the former.
+    make = OSError.__new__ if issubclass(cls, OSError) else cls.__new__
+    error = make(cls, message)
     Exception.__init__(error, message)
     for name, value in state.items():
         setattr(error, name, value)

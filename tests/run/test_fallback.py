@@ -470,6 +470,20 @@ def test_without_fallback_no_step_is_held_and_nothing_is_looked_at(path: Path, m
 # ----------------------------------------------------------------------------------------------------- steps that crash
 
 
+def test_without_fallback_an_error_of_the_program_comes_as_it_is(path: Path) -> None:
+    class WithoutTextError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def fail(*_: object) -> None:
+        raise WithoutTextError
+
+    with tr.Run(path) as run:
+        run.save(1, {"w": np.zeros(3)})
+        with pytest.raises(WithoutTextError):
+            run.load(like={"w": np.zeros(3)}, progress=fail)
+
+
 def test_a_step_is_passed_over_once_it_was_resumed_too_often(path: Path) -> None:
     save(path, 10, 20, 30)
     fallback = tr.Fallback(max_attempts=2)

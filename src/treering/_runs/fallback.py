@@ -199,7 +199,7 @@ class NewestStep:
         if self._goes_back and isinstance(own, errors.CorruptError):
             own.hint = None  # what it says to do is what happens now
         row: dict[str, Any] = {"outcome": self._outcome_of(one, own)}
-        if own is not None:
+        if own is not None and self._chooses:  # else nobody looks at it, and its text may fail
             row["failure"] = Failure.of(own).fit(_FAILURE_BYTES).to_node()
         doing = f"load step {one.step} of {self._run.shown!r}"
         try:
