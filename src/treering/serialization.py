@@ -242,7 +242,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
         ...     print(error)
         the gzip data is damaged: ...
     """
-    return gzip_decompress(data, max_bytes)
+    return gzip_decompress(memoryview(data), max_bytes)
 
 
 def to_compressed_bytes(target: Any) -> bytes:

@@ -15,9 +15,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests import meshes
+from tests import faults, meshes
 from tests.stores import copy_to_memory
-from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
+from treering._foreign.foreign_tree import FolderFiles
+from treering.errors import CorruptError, NotFoundError, StoreError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
 ITEMS = ["ocdbt_zarr2", "ocdbt_zarr3", "plain_zarr2", "plain_zarr3", "v1_state"]
@@ -150,6 +151,18 @@ def test_in_memory_as_on_disk(tmp_path: Path) -> None:
     copy_to_memory(GOLDEN / "sharded_2x4", f"memory://{tmp_path.name}/sharded_2x4")
     found = treering.load(f"memory://{tmp_path.name}/sharded_2x4")
     assert _same(found["both"], _expected("expected_sharded_2x4.npz")["both"])
+
+
+def test_a_store_that_refuses_is_no_damage_of_the_shardings(item: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = StoreError("the store refuses")
+    faults.fail(monkeypatch, FolderFiles, "document", refused, when=lambda _, name, **__: name == "_sharding")
+    with pytest.raises(StoreError, match="the store refuses"):
+        treering.load(item)
+
+
+def test_shardings_that_are_damaged_are_noted(item: Path) -> None:
+    (item / "_sharding").write_bytes(b"{")
+    assert "note: the shardings that were recorded cannot be read: _sharding is not JSON" in str(treering.inspect(item))
 
 
 def test_a_missing_chunk_is_zero_only_where_orbax_left_zeros_out(item: Path) -> None:

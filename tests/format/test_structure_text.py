@@ -6,6 +6,7 @@ import collections
 import math
 import struct
 import time
+import tracemalloc
 import unicodedata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,6 +132,18 @@ def test_levels_have_an_end() -> None:
     check_keys(chain(MAX_LEVELS), ["/".join("0" * MAX_LEVELS)])
     with pytest.raises(CorruptError, match="1024"):
         check_keys(chain(MAX_LEVELS + 1), ["/".join("0" * (MAX_LEVELS + 1))])
+
+
+def test_a_key_that_is_far_longer_than_all_that_was_read_is_cut_before_it_is_shown() -> None:
+    tokens = [Container(node="dict", keys=("\x01" * 1000,))] * 1000 + [1]
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptError, match=r"leaf 0 has the key 'a', the structure says '(\\x01){200}\.\.\.'$"):
+            check_keys(tokens, ["a"])
+        # Two texts of a million characters, and not their escapes, which are four times as long.
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_keys_of_one_text_are_refused_wherever_they_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -40,6 +41,25 @@ def test_it_compresses() -> None:
 def test_any_buffer_is_taken(kind: type) -> None:
     packed = serialization.compress_bytes(kind(b"abc"))
     assert serialization.decompress_bytes(kind(packed)) == b"abc"
+
+
+@pytest.mark.parametrize("flags", [0x20, 0x40, 0x80, 0x02], ids=["reserved 5", "reserved 6", "reserved 7", "checksum"])
+def test_a_header_that_is_damaged_is_damage(flags: int) -> None:
+    packed = gzip.compress(b"tree", mtime=0)
+    checksum = bytes(2) if flags == 0x02 else b""  # a wrong one of the header, behind it
+    with pytest.raises(gzip.BadGzipFile, match="header"):
+        serialization.decompress_bytes(packed[:3] + bytes([flags]) + packed[4:10] + checksum + packed[10:])
+
+
+def test_a_buffer_is_not_copied_to_be_read() -> None:
+    packed = memoryview(gzip.compress(np.random.default_rng(0).bytes(4 << 20), 1))
+    tracemalloc.start()
+    try:
+        assert len(serialization.decompress_bytes(packed)) == 4 << 20
+        # The pieces, and what they are joined to.
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_we_compress_is_never_refused_by_our_own_default() -> None:

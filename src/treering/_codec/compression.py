@@ -20,7 +20,6 @@ from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     import zstandard
-    from _typeshed import ReadableBuffer
 
 DAMAGED = "use another copy of the file"
 
@@ -94,6 +93,7 @@ _LEVEL: Final = 6
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
 _PIECE: Final = 1024 * 1024
+_FEED: Final = 64 * 1024  # what zlib leaves of this is copied at the end of each member
 
 # What a reader takes without being asked. Joining the pieces needs the result twice for a moment, so that together
 # it stays below 64 MiB and 100 times the input.
@@ -150,33 +150,42 @@ def unzip_first(beginning: bytes) -> bytes:
         return b""
 
 
-def gzip_decompress(data: ReadableBuffer, max_bytes: int | None) -> bytes:
+def gzip_decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
     """Return what ``data``, one or more gzip members, holds.
 
     Raises:
         CorruptError: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more
             than ``max_bytes`` (default: 32 MiB and 50 times the input).
     """
-    nbytes = memoryview(data).nbytes
-    limit = default_limit(nbytes) if max_bytes is None else max_bytes
-    short = ShortGzipError("the gzip data is cut short", offset=nbytes, hint=DAMAGED)
-    if not nbytes:  # which gzip takes for no members
-        raise short
+    limit = default_limit(len(data)) if max_bytes is None else max_bytes
+    view = memoryview(data).cast("B")
     pieces: list[bytes] = []
-    total = 0
-    try:
-        reader = gzip.GzipFile(fileobj=io.BytesIO(data))
-        while piece := reader.read(_PIECE):
+    at = total = 0
+    reader = zlib.decompressobj(_GZIP_WINDOW)
+    while at < len(view):
+        waiting: bytes | memoryview = view[at : at + _FEED]
+        at += len(waiting)
+        while waiting and not reader.eof:
+            try:
+                piece = reader.decompress(waiting, _PIECE)
+            except zlib.error as error:
+                raise DamagedGzipError(f"the gzip data is damaged: {error}", hint=DAMAGED) from None
+            waiting = reader.unconsumed_tail
             total += len(piece)
             if total > limit:
-                given, most = pluralize(nbytes, "bytes"), pluralize(limit, "bytes")
+                given, most = pluralize(len(view), "bytes"), pluralize(limit, "bytes")
                 problem = f"the gzip data of {given} decompresses to more than {most}"
                 raise CorruptError(problem, hint="pass max_bytes= if you trust it")
             pieces.append(piece)
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedGzipError(f"the gzip data is damaged: {error}", hint=DAMAGED) from None
-    except EOFError:
-        raise short from None
+        if reader.eof:
+            # Another member may follow, after padding with zeros as tapes have it.
+            at -= len(reader.unused_data)
+            while at < len(view) and not view[at]:
+                at += 1
+            if at < len(view):
+                reader = zlib.decompressobj(_GZIP_WINDOW)
+    if not reader.eof:
+        raise ShortGzipError("the gzip data is cut short", offset=len(view), hint=DAMAGED)
     return b"".join(pieces)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -199,13 +200,15 @@ def index_leaves(state: Any) -> tuple[Index, list[Any]]:
     # Only here: `treering.serialization` reads bytes, and needs nothing of what opens trees of others.
     from treering._foreign.foreign_tree import ForeignLeaf, build_index, leaf_of_record
 
+    make_type = functools.cache(LeafType)  # thousands of leaves are of few types
+
     def describe(leaf: Any) -> ForeignLeaf:
         if isinstance(leaf, LeafRecord):
             return leaf_of_record(leaf, "numpy" if leaf.is_array else leaf.kind, 0)
         if isinstance(leaf, np.ndarray | np.generic):
             kind = "numpy" if isinstance(leaf, np.ndarray) else "numpy scalar"
-            return ForeignLeaf(LeafType(kind=kind, dtype=check_writable(leaf.dtype).name, shape=leaf.shape))
-        return ForeignLeaf(LeafType(kind=_KINDS.get(type(leaf), "opaque")), leaf)
+            return ForeignLeaf(make_type(kind=kind, dtype=check_writable(leaf.dtype).name, shape=leaf.shape))
+        return ForeignLeaf(make_type(kind=_KINDS.get(type(leaf), "opaque")), leaf)
 
     root: tuple[Trail, Any] = (None, state)
     structure, found = flatten_nodes([root], _open_node)

@@ -504,9 +504,7 @@ class _Arrays:
         self._values = (read_database(files, folder) if has_manifest else {}) if in_database else None
         self._versions = (False, True) if is_old else (bool(node.get("use_zarr3")),)
         self._absent_is_zero = node.get("store_array_data_equal_to_fill_value") is not True
-        self._shardings: dict[str, str] = {}
-        with _noting("_sharding", notes):  # text for people, on which nothing depends
-            self._shardings = _show_shardings(files.document(folder + "_sharding") or {})
+        self._shardings = _read_shardings(files, folder, notes)
         self._impls = _read_key_impls(files, folder)
         self._strings = files.document(folder + "_strings.json") or {}
 
@@ -563,8 +561,16 @@ def _read_key_impls(files: FolderFiles, folder: str) -> dict[str, str]:
     return found
 
 
+def _read_shardings(files: FolderFiles, folder: str, notes: list[str]) -> dict[str, str]:
+    """Return how arrays lay on devices, as text for people; nothing depends on it."""
+    try:
+        return _show_shardings(files.document(folder + "_sharding") or {})
+    except CorruptError as error:
+        notes.append(f"the shardings that were recorded cannot be read: {error.message}")
+        return {}
+
+
 def _show_shardings(node: Any) -> dict[str, str]:
-    """Return by their names how arrays lay on devices."""
     if type(node) is not dict or not {*map(type, node.values())} <= {str}:
         raise CorruptError("_sharding is no object of texts")
     # Thousands of leaves have few between them.

@@ -35,6 +35,7 @@ from treering._format.leaf_values import (
     to_base64,
 )
 from treering._format.structure import KEYS, iter_runs, key_text
+from treering._printable import shorten
 from treering._values.boxes import Box
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.human import pluralize
@@ -45,6 +46,7 @@ EACH_STATES: Final = "treering.checkpoint.EachStates"
 to an object as its one state do not know."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SHOWN: Final = 200
 _WRITTEN_SURROGATE: Final = re.compile("~u([0-9a-f]{4})")
 
 
@@ -241,7 +243,8 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
         texts = (above + name for above, names in iter_runs(structure) for name in names)
         for leaf, (key, text) in enumerate(itertools.zip_longest(keys, texts)):
             if key != text:
-                raise CorruptError(f"leaf {leaf} has the key {key!r:.200}, the structure says {text!r:.200}")
+                shown, said = (each and shorten(each, _SHOWN) for each in (key, text))  # what is said may be huge
+                raise CorruptError(f"leaf {leaf} has the key {shown!r}, the structure says {said!r}")
     if len(set(keys)) != len(keys):
         raise CorruptError("two leaves have the same key")
 

@@ -95,6 +95,8 @@ class Encoder:
     _headers: dict[tuple[Any, ...], tuple[bytes, int, bool]] = dataclasses.field(default_factory=dict)
     """What stands before a small array, by shape and dtype: header, bytes, are they in wire order already."""
     _keys: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    _adopted: set[type] = dataclasses.field(default_factory=set)
+    """Types that ``adopt`` has taken before."""
     _frames: list[tuple[Iterator[tuple[Any, object]], bool, bool]] = dataclasses.field(default_factory=list)
     """One frame for each open container: its remaining items, is it a map, may its arrays be chunked."""
     _at: list[object] = dataclasses.field(default_factory=list)
@@ -186,17 +188,22 @@ class Encoder:
 
     def _other(self, value: object, chunkable: bool) -> None:
         """Write a leaf that is none of the common exact types."""
-        if isinstance(value, np.generic):
+        if type(value) in self._adopted:
+            self._array(self.adopt(value), chunkable)  # type: ignore[arg-type]
+        elif isinstance(value, np.generic):
             self.pieces.append(self._scalar(value))
         elif type(value) is complex:
             self.pieces.append(complex_leaf(value))
         elif isinstance(value, np.ma.MaskedArray):
             hint = "store .data and .mask as two arrays, or .filled(value)"
             raise UnsupportedError("a masked array would lose its mask", hint=hint)
-        elif (array := value if isinstance(value, np.ndarray) else self.adopt(value)) is not None:
-            self._array(array, chunkable)
+        elif isinstance(value, np.ndarray):
+            self._array(value, chunkable)
         else:
-            raise UnsupportedError(f"can not serialize {type(value).__name__!r} object", hint=way_to_pack(value))
+            if (array := self.adopt(value)) is None:
+                raise UnsupportedError(f"can not serialize {type(value).__name__!r} object", hint=way_to_pack(value))
+            self._adopted.add(type(value))
+            self._array(array, chunkable)
 
     def _scalar(self, value: np.generic) -> bytes:
         array = np.asarray(value)
