@@ -79,7 +79,7 @@ def _is_spread(leaves: DescribedLeaves, number: int) -> bool:
     return len({owner for _, owners in leaves.shared_by(number) or () for owner in owners}) > 1
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class ManagedSave:
     """A save that waits for its manager.
 
