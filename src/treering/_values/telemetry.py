@@ -164,8 +164,7 @@ def report(operation: str, path: str | os.PathLike[str]) -> Iterator[None]:
     else:
         note_duration(operation, start)
     finally:
-        more = _moved.text(time.perf_counter() - start) + TRAFFIC.text_since(before)
-        _log(logging.INFO, f"{operation} {os.fspath(path)!r}: {end}", start, more)
+        _log(logging.INFO, f"{operation} {os.fspath(path)!r}: {end}", start, _moved, before)
         if TRAFFIC.counts != before:
             for name, count in zip(("requests", "retries", "sent", "received"), TRAFFIC.since(before), strict=True):
                 note_value(name, count)
@@ -186,7 +185,7 @@ def phase(name: str) -> Iterator[Amount]:
     start, amount = time.perf_counter(), Amount()
     yield amount
     seconds = time.perf_counter() - start
-    _log(logging.DEBUG, f"{name}:", start, amount.text(seconds))
+    _log(logging.DEBUG, f"{name}:", start, amount)
     note_duration(name, start)
     if amount.nbytes:
         _moved.nbytes += amount.nbytes
@@ -195,9 +194,11 @@ def phase(name: str) -> Iterator[Amount]:
         note_value(f"{operation}/throughput", amount.nbytes / max(seconds, sys.float_info.epsilon))
 
 
-def _log(level: int, text: str, start: float, more: str = "") -> None:
-    if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, "%s %s%s", printable(hide_secrets(text)), duration_text(time.perf_counter() - start), more)
+def _log(level: int, text: str, start: float, moved: Amount, before: tuple[int, int, int, int] | None = None) -> None:
+    if LOGGER.isEnabledFor(level):  # of most programs not, and the texts take longer than all else here
+        seconds = time.perf_counter() - start
+        more = moved.text(seconds) + (TRAFFIC.text_since(before) if before is not None else "")
+        LOGGER.log(level, "%s %s%s", printable(hide_secrets(text)), duration_text(seconds), more)
 
 
 def note_duration(name: str, start: float) -> None:
