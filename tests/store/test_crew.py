@@ -33,3 +33,18 @@ def test_a_notice_of_something_else_does_not_end_the_wait() -> None:
     while thread.is_alive():  # it may have asked just before, and wait again only now
         waiters.notify()
         thread.join(0.01)
+
+
+def test_who_waits_with_a_limit_waits_until_it_is_ready_or_the_limit_is_over() -> None:
+    waiters, ready = Waiters(), threading.Event()
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(waiters.wait(ready.is_set, LONG)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    ready.set()
+    while thread.is_alive():
+        waiters.notify()
+        thread.join(0.01)
+    assert found == [True]
+    assert not Waiters().wait(lambda: False, 0.01)
