@@ -113,15 +113,7 @@ class FolderTree(Closable):
                     flags, mode = itertools.repeat(folder.NEW | folder.CAREFUL), itertools.repeat(0o666)
                     numbers = opened.open_each(opener, paths, flags, mode)
                     for number, (_, buffers, size) in zip(numbers, some, strict=True):
-                        left = size
-                        for buffer in buffers:
-                            data = buffer if type(buffer) is bytes else memoryview(buffer).cast("B")
-                            left -= len(data)
-                            if (written := os.write(number, data)) < len(data):
-                                write_all(number, memoryview(data)[written:])
-                        if left:
-                            found = pluralize(size - left, "bytes")
-                            raise OSError(errno.EINVAL, f"the buffers hold {found}, {size} were announced")
+                        _fill_file(number, buffers, size)
 
     def make(self, parts: Parts) -> None:
         """Make a folder and all that is missing on the way to it."""
@@ -324,6 +316,20 @@ class FolderTree(Closable):
     def _refuse_link(self, above: Folder, parts: Parts) -> None:
         if (found := above.find(parts[-1])) is not None and stat.S_ISLNK(found.st_mode):
             raise link_error(self.shown(parts))
+
+
+def _fill_file(number: int, buffers: Iterable[Buffer], size: int) -> None:
+    # A function of its own: where a loop ends with a condition, Python 3.13 lets an interrupt past a `with` around it,
+    # so that its lock would stay locked.
+    left = size
+    for buffer in buffers:
+        data = buffer if type(buffer) is bytes else memoryview(buffer).cast("B")
+        left -= len(data)
+        if (written := os.write(number, data)) < len(data):
+            write_all(number, memoryview(data)[written:])
+    if left:
+        found = pluralize(size - left, "bytes")
+        raise OSError(errno.EINVAL, f"the buffers hold {found}, {size} were announced")
 
 
 def first_bytes(number: int, most: int) -> bytes:
