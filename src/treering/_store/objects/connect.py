@@ -164,10 +164,13 @@ class Connection:
         if self.origin is not None and self.client is not None:
             return self.client
         with _LOCK:
-            while self.client is None or (self.given is None and self.environment != store_environment()):
-                self.client, self.environment = None, store_environment()
-                self.client = _new_client(self)
-            return self.client
+            return self._renewed()
+
+    def _renewed(self) -> Client:
+        while self.client is None or (self.given is None and self.environment != store_environment()):
+            self.client, self.environment = None, store_environment()
+            self.client = _new_client(self)
+        return self.client
 
     def path(self, text: str) -> BucketPath:
         """Return a path in the bucket that is reached so, as all are that are made of it."""
@@ -250,11 +253,15 @@ def connection_of(url: str, options: BucketOptions, given: Any) -> Connection:
     with _LOCK:
         if given is None and options == BucketOptions():
             return _BUCKETS.setdefault(url, Connection(url))
-        for known in _CHOSEN:
-            if (known.url, known.options) == (url, options) and _same(known.given, given):
-                return known
-        _CHOSEN.append(known := Connection(url, options, given))
-        return known
+        return _choose(url, options, given)
+
+
+def _choose(url: str, options: BucketOptions, given: Any) -> Connection:
+    for known in _CHOSEN:
+        if (known.url, known.options) == (url, options) and _same(known.given, given):
+            return known
+    _CHOSEN.append(known := Connection(url, options, given))
+    return known
 
 
 def connect(place: PurePath) -> tuple[Client, str]:

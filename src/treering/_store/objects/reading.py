@@ -79,17 +79,23 @@ class ReadAhead:
             self._first = None
             self._places.clear()
 
+    def _take_what_is_known(
+        self, rest: list[tuple[int, memoryview]], start: int, stop: int, *, ahead: bool
+    ) -> list[tuple[int, memoryview]]:
+        for window in self._known():
+            if window.data is not None and window.start < stop and start < window.stop:
+                rest = self._take(window, rest)
+        while ahead and rest and (further := self._fetch_ahead(rest)) is not None:
+            rest = self._take(further, rest)
+        return rest
+
     def fill(self, jobs: Jobs) -> None:
         """Fill flat buffers with the bytes from their offsets on."""
         rest = sorted(jobs, key=operator.itemgetter(0))
         start, stop = _range_of(rest)
         is_small = stop - start < _WINDOW
         with self._lock:
-            for window in self._known():
-                if window.data is not None and window.start < stop and start < window.stop:
-                    rest = self._take(window, rest)
-            while is_small and rest and (ahead := self._fetch_ahead(rest)) is not None:
-                rest = self._take(ahead, rest)
+            rest = self._take_what_is_known(rest, start, stop, ahead=is_small)
             if is_small and rest:
                 self._places.append(_Window(*_range_of(rest)))
             self._busy += bool(rest)

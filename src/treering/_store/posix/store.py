@@ -192,11 +192,7 @@ class PosixStore(Store):
             return gone
         with current:
             # Each who swaps locks the file that goes; after the rename another one is there.
-            end = time.monotonic() + timing.current.swap_patience
-            while current.lock() is False:
-                if time.monotonic() >= end:
-                    raise BlockingIOError(errno.EAGAIN, f"another process has locked {name!r} for long")
-                time.sleep(timing.current.swap_pause)
+            _await_lock(current, name)
             if (found := self.read(name)) is None:
                 return gone
             if found.version != expected or found.version != FileVersion(os.fstat(current.number)):
@@ -289,6 +285,14 @@ class PosixStore(Store):
         with contextlib.suppress(OSError):  # only the wait gets longer
             descriptors.open_folder(self.folder.path)
         self._refreshed = self._clock()
+
+
+def _await_lock(current: OpenDescriptor, name: str) -> None:
+    end = time.monotonic() + timing.current.swap_patience
+    while current.lock() is False:
+        if time.monotonic() >= end:
+            raise BlockingIOError(errno.EAGAIN, f"another process has locked {name!r} for long")
+        time.sleep(timing.current.swap_pause)
 
 
 def _stat_of(version: Version | None) -> os.stat_result | None:
