@@ -330,6 +330,10 @@ MOST: Final = 2
 """How many saves are in flight at most: one is written, one waits."""
 
 
+def _is_untold(job: SaveJob) -> bool:
+    return job.error is not None and not job.told
+
+
 class Writer:
     """The saves of this process that are in flight, and those whose errors nobody knows.
 
@@ -458,7 +462,7 @@ class Writer:
             job.end(error)
             if error is None or job.forgiven:
                 self.excuse(job.run, before=job)
-            self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
+            self.failed = list(filter(_is_untold, (*self.failed, job)))
             self._drop(job)
         self._changed.notify()
         self._tell()
@@ -471,7 +475,7 @@ class Writer:
     def of(self, path: Path | None) -> list[SaveJob]:
         """Return what is in flight to a path, or as a step of the run there; all of it for None."""
         with self._lock:
-            return [job for job in self.jobs if path is None or path in (job.path, job.run)]
+            return list(filter(lambda job: path is None or path in (job.path, job.run), self.jobs))
 
     def excuse(self, run: Path | None, *, before: SaveJob | None = None) -> None:
         """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts.
@@ -493,12 +497,15 @@ class Writer:
             path: the path; None for all.
         """
         with self._lock:
-            untold = [job for job in self.failed if not job.told]
-            taken = [job for job in untold if path is None or (path in (job.path, job.run) and not job.forgiven)]
-            for job in taken:
-                job.told = True
-            self.failed = [job for job in untold if not job.told]
-            return taken
+            return self._take_untold(path)
+
+    def _take_untold(self, path: Path | None) -> list[SaveJob]:
+        untold = [job for job in self.failed if not job.told]
+        taken = [job for job in untold if path is None or (path in (job.path, job.run) and not job.forgiven)]
+        for job in taken:
+            job.told = True
+        self.failed = [job for job in untold if not job.told]
+        return taken
 
     def wait(self, path: Path | None, timeout: float | None) -> None:
         """Wait until nothing is in flight to a path, or of a run; None for all. The thread that writes does not wait.

@@ -635,9 +635,11 @@ class CommitCalls:
             self._read(begins=step is not None)
         known = self._known
         if step is not None and known is not None and step <= known.through:  # the training goes back
+            without = {one: digest for one, digest in known.without.items() if one < step}
             with self._lock:
-                self._todo = {one: save for one, save in self._todo.items() if one < step}
-                self._note(HandedSteps(step - 1, {one: digest for one, digest in known.without.items() if one < step}))
+                for one in list(filter(step.__le__, self._todo)):
+                    del self._todo[one]
+                self._note(HandedSteps(step - 1, without))
             self._changed.notify()
 
     def offer(self, step: int) -> None:
@@ -681,7 +683,7 @@ class CommitCalls:
                             self._note(HandedSteps(max(steps, default=-1), {}))
                         return
                     self._known = known
-                    self._todo |= self._new(one for one in steps if one > known.through or one in known.without)
+                    self._todo |= self._new(filter(lambda one: one > known.through or one in known.without, steps))
                     if self._todo:
                         self._start()
 

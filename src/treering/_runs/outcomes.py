@@ -100,7 +100,7 @@ class SaveOutcomes:
             if not failed:
                 self._newest = step, time.monotonic() if committed is None else committed
                 # One that came after it may have failed before it could even begin.
-                self._failures = [number for number in self._failures if number > job.number]
+                self._failures = list(filter(job.number.__lt__, self._failures))
                 self._raised &= bool(self._failures)
                 self._reached &= self.most is not None and len(self._failures) >= self.most
             elif isinstance(error, Exception) and not isinstance(error, _NO_FAILURES):
