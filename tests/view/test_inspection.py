@@ -13,8 +13,7 @@ import pytest
 import treering
 from tests.cli.trees import in_every_form, saved, state
 from tests.command import treering as command
-from treering._inspect.inspect import open_leaf_by_leaf
-from treering.errors import BusyError, NotFoundError
+from treering.errors import NotFoundError
 
 
 def test_what_is_known_of_a_checkpoint(tmp_path: Path) -> None:
@@ -137,11 +136,3 @@ def test_a_msgpack_file_says_nothing_about_itself(tmp_path: Path) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no checkpoint"):
         treering.inspect(tmp_path)
-
-
-def test_a_file_that_is_written_into_is_named_by_its_path(tmp_path: Path) -> None:
-    path = in_every_form(tmp_path)["foreign"]
-    with open_leaf_by_leaf(path) as tree:
-        path.write_bytes(path.read_bytes() + b"?")
-        with pytest.raises(BusyError, match=rf"^'{path}' was written into"):
-            tree.array(tree.listing.root["w"])[...]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.trees import in_every_form
 from tests.view.test_rows import HOSTILE, array, chain, small
 from tests.view.test_rows import leaves_of as every_leaf
 from treering._cli.doctor import run_doctor_json, run_doctor_lines
 from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._format.listing import FileRecord, LeafRecord, Listing, Named
 from treering._inspect.diff import Difference, compare_listings
+from treering._inspect.inspect import open_leaf_by_leaf
 from treering._values.keys import join_key, split_key
 from treering._view.listings import json_lines, key_json, key_lines, measure_usage, notes_of, usage_lines
 from treering._view.plain import cell_width
@@ -33,6 +36,7 @@ from treering._view.run_text import (
     when_text,
 )
 from treering._view.tree_text import ASCII, UNICODE, tree_lines
+from treering.errors import BusyError
 
 TOTALS = {"leaves", "arrays", "parameters", "nbytes"}
 
@@ -382,3 +386,11 @@ def test_doctor_tells_of_steps_that_wait_for_readers_in_one_line() -> None:
     assert len(json.loads("".join(run_doctor_json(found)))["folders"]) == 3
     one = dataclasses.replace(found, folders=folders[:1])
     assert list(run_doctor_lines(one))[1:] == ["'run/0': nothing is wrong"]
+
+
+def test_a_file_that_is_written_into_is_named_by_its_path(tmp_path: Path) -> None:
+    path = in_every_form(tmp_path)["foreign"]
+    with open_leaf_by_leaf(path) as tree:
+        path.write_bytes(path.read_bytes() + b"?")
+        with pytest.raises(BusyError, match=rf"^'{path}' was written into"):
+            tree.array(tree.listing.root["w"])[...]
