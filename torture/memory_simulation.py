@@ -109,6 +109,7 @@ class MemorySimulation(Simulation):
             case Request():
                 self._request(process, operation)
             case Put(name, data):
+                self._note_vote(process, name, data)
                 self._send(process, self._failing, lambda: self.folder.put(name, data))
             case Remove(names):
                 for one in names:

@@ -323,11 +323,15 @@ class Simulation(JudgedSchedule):
                 elif chance() >= self._breaking:
                     folder.remove_data(process.attempt, process.this)
 
-    def _put(self, process: Process, name: str, data: bytes) -> None:
+    def _note_vote(self, process: Process, name: str, data: bytes) -> None:
+        """Keep for the judge when a process votes, and that it votes for no save."""
         if name == vote_name(process.attempt, process.this):
             process.before_vote = process.allowed
             if messages.VoteMessage.decode(data).failure is not None:
                 process.gave_up = process.call
+
+    def _put(self, process: Process, name: str, data: bytes) -> None:
+        self._note_vote(process, name, data)
         lost = self._failing and self._random.random() < self._failing
         try:
             if not lost or self._random.random() < 0.5:

@@ -47,6 +47,14 @@ def test_a_slice_over_a_store_that_proves_of_nobody_that_it_lives() -> None:
     assert {"long signatures", "sums without payloads", "nothing left"} <= set(found.counts)
 
 
+@pytest.mark.parametrize("number", [134467, 507581])
+def test_a_process_that_withdraws_its_vote_may_be_named_before_it_has_left_over_memory(number: int) -> None:
+    # It gives up on a process 0 that is slow or paused, which hears of that at once, and so tells the others why.
+    found = tried(281325363, range(number, number + 1), store="memory")
+    assert found.violations == []
+    assert found.counts["timed out, outcome unknown"]
+
+
 def test_the_same_seed_gives_the_same_schedules() -> None:
     assert tried(SEED, range(10), store="memory") == tried(SEED, range(10), store="memory")
     assert tried(SEED, range(40)) == tried(SEED, range(40))
