@@ -19,7 +19,7 @@ from treering._leaves.serialize import LeavesSaveOptions, counted_leaves, serial
 from treering._store.resolve import leaves_path
 from treering._tree.registry import has_shape_and_dtype
 from treering._tree.state_dict import map_with_path
-from treering._values.processes import timeout_seconds
+from treering._values.arguments import timeout_seconds
 from treering._view.progress import Progress, reporter
 
 __all__ = [

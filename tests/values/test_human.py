@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treering._values.arguments import timeout_seconds
 from treering._values.human import (
     bytes_text,
     count_text,
@@ -24,7 +25,7 @@ from treering._values.human import (
     pluralize,
     rate_text,
 )
-from treering._values.processes import Processes, format_processes, timeout_seconds
+from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import EVENTS, TRAFFIC, phase, report
 from treering._values.timing import DEFAULT_TIMEOUT
 from treering.errors import UnsupportedError

@@ -34,11 +34,12 @@ from treering._arrays.jobs import Progress
 from treering._format.document import data_name
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, DataFile, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
-from treering._format.selection import choose_dtypes, require_part
+from treering._format.selection import choose_dtypes
 from treering._plan.increment import row_bytes
 from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, files_by_position, plan_save
 from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import Flattened
+from treering._values.arguments import require_part
 from treering._values.boxes import Box, box_of_slices, contains, held_boxes, whole
 from treering._values.casts import float_dtypes
 from treering._values.checksums import SMALLEST_BLOCK, block_count

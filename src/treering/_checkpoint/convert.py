@@ -37,11 +37,12 @@ from treering._checkpoint.forms import (
 )
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import Index, LeafType
-from treering._format.selection import drop_leaves, require_part, select
+from treering._format.selection import drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.api import asking
 from treering._store.resolve import absolute, require_outside, require_path, resolved
 from treering._tree.flatten import flatten
+from treering._values.arguments import require_part
 from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
 from treering.errors import BusyError, CorruptError, NotFoundError, UnsupportedError

@@ -49,8 +49,9 @@ from treering._store.resolve import located
 from treering._tree.flatten import flatten_like
 from treering._tree.placement import current_mesh, is_placement, spec_of
 from treering._values import timing
+from treering._values.arguments import timeout_seconds
 from treering._values.checksums import digest
-from treering._values.processes import Processes, format_processes, timeout_seconds
+from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import report
 from treering.errors import (
     BusyError,

@@ -24,11 +24,10 @@ from treering._arrays.source import Source
 from treering._background.saves import PendingLoad, begin_load, finish_saves
 from treering._checkpoint.forms import Where, paths_of, read_index, read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
-from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
 from treering._format.listing import describe_part
-from treering._format.selection import Selection, require_part, select
+from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
@@ -62,9 +61,9 @@ from treering._tree.placement import (
 )
 from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
+from treering._values.arguments import require_one_of, require_part, timeout_seconds
 from treering._values.human import pluralize
 from treering._values.keys import split_key
-from treering._values.processes import timeout_seconds
 from treering._values.telemetry import phase, warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHostWarning, StaticFieldsDifferWarning, UnsupportedError
@@ -228,9 +227,10 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
     Raises:
         MismatchError: nothing lies at ``at``, or nothing matches a glob.
     """
+    index = source.index
     if options.at is None and options.only is None:
         source.arrays.check_files()  # also those that hold nothing: all of it was asked for
-    index = source.index
+        return Selection(structure=index.structure, leaves=range(len(index.keys)), keys=index.keys)
     return select(index.structure, index.keys, at=options.at, only=options.only, stored=stored_text(source))
 
 

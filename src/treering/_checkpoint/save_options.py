@@ -22,7 +22,7 @@ from treering._arrays.outgoing import WHOLE, SavedPart
 from treering._codec.documents import check_json
 from treering._printable import kind_of
 from treering._store.resolve import absolute, kept, located, new_file_path, new_folder_path, require_path
-from treering._values.processes import timeout_seconds
+from treering._values.arguments import require_one_of, timeout_seconds
 from treering._view.progress import reporter
 from treering.errors import UnsupportedError
 
@@ -187,16 +187,6 @@ def require_value(value: T | BaseException) -> T:
     if isinstance(value, BaseException):
         raise value
     return value
-
-
-def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse an argument that is none of the values it may have.
-
-    Raises:
-        UnsupportedError: it is none of them.
-    """
-    if value not in known:
-        raise UnsupportedError(f"{name} is {value!r:.100}, but must be {' or '.join(map(repr, known))}")
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from treering._format.structure import KEYS, key_text, node_keys, walk
 from treering._values.dtypes import is_float
 from treering._values.human import near
 from treering._values.keys import GlobSet, split_key
-from treering.errors import MismatchError, UnsupportedError
+from treering.errors import MismatchError
 
 _COMPARED: Final = 2000
 _TOP: Final = Container(node="dict", keys=("",))
@@ -31,20 +31,6 @@ class Selection:
     """Numbers of the leaves in the checkpoint."""
     keys: Sequence[str]
     """Their key texts, below the new root."""
-
-
-def require_part(at: object, only: object) -> None:
-    """Refuse what is no key text or glob.
-
-    Raises:
-        UnsupportedError: one of them has no meaning.
-    """
-    globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
-    if odd := [glob for glob in globs if not isinstance(glob, str)]:
-        raise UnsupportedError(f"only= is a glob or a list of globs, found {odd[0]!r:.100}")
-    if not isinstance(at, str | None):
-        hint = "the parts of a key are joined by '/', as in at='params/layers/0'"
-        raise UnsupportedError(f"at= is one key text, found {at!r:.100}", hint=hint)
 
 
 def select(

@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions, LoadPlan, load_parts, plan_load, select_part
-from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, LeafType
 from treering._format.structure import as_dicts, build
 from treering._leaves.branches import read_branches
@@ -48,6 +47,7 @@ from treering._tree.placement import (
 )
 from treering._tree.registry import open_pytree_node
 from treering._tree.state_dict import map_with_path
+from treering._values.arguments import require_one_of
 from treering._values.human import build_mismatch, join_first, near
 from treering._values.keys import split_key
 from treering.errors import MismatchError, UnsupportedError

@@ -28,7 +28,7 @@ from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.joint_driver import JointShare, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
-from treering._checkpoint.save_options import HostLocal, SaveOptions, require_one_of, require_value, versions
+from treering._checkpoint.save_options import HostLocal, SaveOptions, require_value, versions
 from treering._checkpoint.transaction import JoinedFolder
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
@@ -47,6 +47,7 @@ from treering._printable import kind_of
 from treering._store.leaves_api import LeafWriter, LeavesSave
 from treering._store.resolve import find_at, join_leaves_save, leaves_path, require_paths, require_shared
 from treering._tree.flatten import Flattened, flatten
+from treering._values.arguments import require_one_of
 from treering._values.boxes import whole
 from treering._values.checksums import block_count
 from treering._values.dtypes import itemsize_of

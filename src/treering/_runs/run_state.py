@@ -29,9 +29,9 @@ from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.steps import missing_step, noted_steps, read_record, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
+from treering._values.arguments import timeout_seconds
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
 from treering._values.human import near, steps_text
-from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
 from treering.errors import (
     ClosedError,

@@ -1,20 +1,15 @@
-"""Which process of a job this is, how people read a few of them, and how long one waits for the others."""
+"""Which process of a job this is, and how people read a few of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import itertools
-import math
-import os
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
-from treering._values.timing import DEFAULT_TIMEOUT
-from treering.errors import ProcessFailedError, UnsupportedError
+from treering.errors import ProcessFailedError
 
-_VARIABLE: Final = "TREERING_TIMEOUT_S"
 _SHOWN: Final = 20
 _PAIR: Final = 2
 
@@ -88,24 +83,3 @@ def failure_of(processes: Iterable[int], what: str, hint: str | None = None) -> 
     error = ProcessFailedError(f"{format_processes(failed)} {what}", hint=hint)
     error.processes = failed
     return error
-
-
-def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds to wait for other processes: as asked, else ``TREERING_TIMEOUT_S``, else 600.
-
-    Raises:
-        UnsupportedError: it is no positive number of seconds.
-
-    Example:
-        >>> timeout_seconds(2), timeout_seconds(None, {"TREERING_TIMEOUT_S": "90"}), timeout_seconds(None, {})
-        (2.0, 90.0, 600.0)
-    """
-    given: object = timeout if timeout is not None else environment.get(_VARIABLE) or DEFAULT_TIMEOUT
-    name = "timeout" if timeout is not None else _VARIABLE
-    try:
-        seconds = float(given) if isinstance(given, int | float | str) and not isinstance(given, bool) else math.nan
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UnsupportedError(f"{name} is {given!r:.100}, but must be a positive number of seconds")
-    return min(seconds, threading.TIMEOUT_MAX)  # more than a lock can wait
