@@ -125,6 +125,25 @@ def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypat
     assert raised.value.processes == (0,)
 
 
+def test_a_connection_that_breaks_is_named_too_where_nobody_is_known_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks.wait_at_most(monkeypatch, after_error=0.3)
+
+    def fail() -> None:
+        raise ValueError("UNAVAILABLE: gone")
+
+    def all_give_signs(notes: Memory) -> None:
+        for other in (first, second):
+            other(notes)
+
+    first, second = Counting(0), Counting(2)
+    for notes in (None, Memory(all_give_signs)):
+        with pytest.raises(ProcessFailedError, match=r"could not load 'x': another process broke off \(UNAV") as raised:
+            run_in_order(fail, OF_THREE, timeout=60, board=notes, doing="load 'x'")
+        assert raised.value.processes == ()
+
+
 def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks.wait_at_most(monkeypatch, after_error=0.3)
 

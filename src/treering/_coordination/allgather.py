@@ -320,8 +320,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
             what = f"could not {doing}: {who} did not arrive before jax gave up ({reason})"
             raise TimedOutError(what, missing=silent) from error
         # A process that is elsewhere, and has not heard of it, gives no sign either.
-        several = f"one of {format_processes(silent)} broke off: none sent a heartbeat"
-        what = several if silent[1:] else f"{who} broke off"
+        what = f"one of {who} broke off: none sent a heartbeat" if silent[1:] else f"{who} broke off"
         failed = ProcessFailedError(f"could not {doing}: {what} ({reason})")
         failed.processes = silent
         raise failed from error
