@@ -419,6 +419,21 @@ def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> N
     assert signs.silent_after(0.2) == (0, 2)
 
 
+def test_a_folder_that_comes_late_hides_nobody_who_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    notes = PathMessageBoard(str(folder))
+
+    def make() -> None:
+        folder.mkdir()
+        notes.put(heartbeat_name(0), b"here")
+
+    signs = Heartbeat(OF_THREE, notes, "x", 0.8, maker=0)
+    timer = threading.Timer(0.2, make)
+    timer.start()
+    assert signs.silent_after(1.0) == (2,)
+    timer.join()
+
+
 def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> ProcessFailedError:
     """What one of three processes raises, whose connection breaks; it is at its first call."""
 

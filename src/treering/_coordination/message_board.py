@@ -324,7 +324,7 @@ class Heartbeat:
         self._every = min(of.heartbeat_every * self._crowd, timeout / 8)
         self._next = time.monotonic() + min(of.heartbeat_first, timeout / 8)
         self._left = 0
-        self._works = self._worked = False
+        self._worked = False
         self._before: dict[int, bytes | None] | None = None
 
     def wait(self, event: Latch, deadline: float) -> bool:
@@ -353,7 +353,7 @@ class Heartbeat:
             return self.silent_after(2 * self._every / self._crowd)
         now = self._seen(self._before)
         # Where messages could be left once, the folder went with the process that had made it.
-        if not self._works and not self._worked:
+        if not self._worked:
             return (self._maker,) if self._no_folder and self._maker is not None else None
         # A message that is gone is a sign as well: its process has left on its own feet. So is one that says so.
         parting, before = self._parting, self._before
@@ -380,8 +380,9 @@ class Heartbeat:
             number: message for number, message in now.items() if message is not None or earlier.get(number) is None
         }
         while (silent := self.silent()) and time.monotonic() < deadline:
-            # Whoever gave a sign may have left since as well, and is not looked at again.
-            self._before = {number: self._before.get(number) for number in silent}
+            if self._worked:  # else the folder is not there yet, which tells nothing of those who do not make it
+                # Whoever gave a sign may have left since as well, and is not looked at again.
+                self._before = {number: self._before.get(number) for number in silent}
             time.sleep(min(self._every, timing.current.heartbeat_look))
             if time.monotonic() >= self._next:
                 self._leave()
@@ -409,11 +410,10 @@ class Heartbeat:
         try:
             self._board.put(heartbeat_name(self._processes.this), text)
         except OSError as error:  # read-only, or not there
-            self._works = False
             self._no_folder = isinstance(error, FileNotFoundError)
-        else:
-            self._works = self._worked = True
-        return self._works
+            return False
+        self._worked = True
+        return True
 
     def _seen(self, processes: Iterable[int]) -> dict[int, bytes | None]:
         """Return the messages of processes; this one gives signs meanwhile."""
