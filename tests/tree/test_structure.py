@@ -263,8 +263,9 @@ def test_a_class_that_cannot_be_made_says_what_to_do() -> None:
 @pytest.mark.usefixtures("registry")
 def test_a_static_field_of_which_only_the_text_is_there_is_not_given_to_a_class() -> None:
     register_node(Point)
-    with pytest.raises(UnsupportedError, match=r"only the text of label.*like="):
-        there_and_back(Point(1, 2, abs))  # type: ignore[arg-type]
+    for label in (abs, (abs,), (1, ("a", (abs, 2))), ({"a": 1},)):
+        with pytest.raises(UnsupportedError, match=r"only the text of label.*like="):
+            there_and_back(Point(1, 2, label))  # type: ignore[arg-type]
 
 
 def test_no_class_is_imported_because_a_file_names_it() -> None:

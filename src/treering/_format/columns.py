@@ -18,11 +18,11 @@ from treering._format.index import (
     LIMIT,
     Chunks,
     Container,
-    ForeignKey,
     Index,
     LeafType,
     Token,
     TreeColumns,
+    holds_text,
 )
 from treering._format.leaf_values import (
     decode_key,
@@ -210,15 +210,11 @@ def _decode_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
     texts = found if keys == list(found) else tuple(map(key_text, found))
     if len(set(found)) != len(found) or len(set(texts)) != len(texts):
         raise CorruptError(f"{what} has two children of the same name")
-    if any(_holds_text(key) for key in found if type(key) is tuple):
+    if any(type(key) is tuple and holds_text(key) for key in found):
         raise CorruptError(
             f"{what} has a tuple for a key that holds the text of an object; such a tuple is text itself"
         )
     return found
-
-
-def _holds_text(key: tuple[Any, ...]) -> bool:
-    return any(type(item) is ForeignKey or (type(item) is tuple and _holds_text(item)) for item in key)
 
 
 # ------------------------------------------------------------------------------------------------------------ key texts

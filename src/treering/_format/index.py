@@ -92,6 +92,16 @@ class ForeignKey:
         return self.text
 
 
+def holds_text(value: object) -> bool:
+    """Tell whether a key or static field is the text of an object, or a tuple that has one in it.
+
+    Example:
+        >>> holds_text((1, (ForeignKey("m.C", "C()"),))), holds_text((1, "C()"))
+        (True, False)
+    """
+    return type(value) is ForeignKey or (type(value) is tuple and any(map(holds_text, value)))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """The head of a container in the structure; its children follow it."""

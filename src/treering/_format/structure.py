@@ -15,7 +15,7 @@ import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
-from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
+from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token, holds_text
 from treering._printable import printable
 from treering._values.human import pluralize
 from treering._values.keys import escape_part, join_key
@@ -190,7 +190,8 @@ def register_node(cls: type, make: Make | None = None) -> type:
     Args:
         cls: a dataclass or namedtuple, or any class together with ``make``.
         make: ``f(fields, static)`` returns an instance; ``fields`` are the children by name, ``static`` the other
-            recorded fields. Without it ``cls(**fields, **static)`` is called.
+            recorded fields, with a `ForeignKey` for each object that files do not hold. Without it
+            ``cls(**fields, **static)`` is called.
 
     Raises:
         UnsupportedError: ``cls`` is neither a dataclass nor a namedtuple, and there is no ``make``.
@@ -228,7 +229,7 @@ def class_name(cls: type) -> str:
 
 
 def _make_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
-    if foreign := [name for name, value in static.items() if isinstance(value, ForeignKey)]:
+    if foreign := [name for name, value in static.items() if holds_text(value)]:
         names = ", ".join(map(printable, foreign))
         raise UnsupportedError(f"the checkpoint has only the text of {names} of {class_name(cls)}", hint=_WITHOUT_CLASS)
     values = {str(name): value for name, value in (fields | static).items()}
