@@ -52,7 +52,7 @@ _LATER = {
     "uncompared": "_tree.likeness",
 }
 
-Dtypes: TypeAlias = "DTypeLike | Mapping[str, DTypeLike] | None"
+Dtypes: TypeAlias = "DTypeLike | Mapping[str, DTypeLike | None] | None"
 P = ParamSpec("P")
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -174,7 +174,7 @@ def save(
         only: glob or globs over key texts, as for ``load``: save what they keep, such as an adapter, and record that it
             is a part. ``load([base, part], like)`` puts it over the rest.
         dtype: the dtype that arrays of floats are saved in, or a dict of globs and dtypes, of which the first that
-            matches a leaf counts. It rounds; a value that would change in another way raises.
+            matches a leaf counts; None leaves its own. It rounds; a value that would change in another way raises.
         metadata: JSON to store beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
         overwrite: replace an existing checkpoint. Only its own files are removed, and only after the new one is
             complete; other files in the folder stay.

@@ -189,6 +189,17 @@ def test_the_first_glob_that_matches_counts(path: str) -> None:
     }  # fmt: skip
 
 
+def test_a_glob_with_none_leaves_a_leaf_as_it_is(path: str) -> None:
+    state = {"head": {"w": jnp.ones(2)}, "body": {"w": jnp.ones(2)}}
+    tr.save(path, state, dtype={"head": None, "**": "bfloat16"})
+    found = tr.load(path)
+    assert found["head"]["w"].dtype == jnp.float32
+    assert found["body"]["w"].dtype == jnp.bfloat16
+    assert isinstance(found["head"]["w"], jax.Array)
+    tr.convert(path, f"{path}-b", dtype={"**/w": None})
+    assert tr.load(f"{path}-b")["body"]["w"].dtype == jnp.bfloat16
+
+
 def test_export_and_convert_take_globs_too(tmp_path: Path) -> None:
     state = {"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}
     tr.export(tmp_path / "a.npz", state, dtype={"a": "float16"})

@@ -115,8 +115,8 @@ class SavedPart:
 
     only: tuple[str, ...] | None = None
     """The globs that keep leaves; None keeps all."""
-    dtypes: tuple[tuple[str | None, str], ...] = ()
-    """Globs and names of dtypes, of which the first that matches counts; None for every leaf."""
+    dtypes: tuple[tuple[str | None, str | None], ...] = ()
+    """Globs and names of dtypes, of which the first that matches counts; None for every leaf, and for its own dtype."""
 
     @classmethod
     def of(cls, only: object, dtype: object) -> SavedPart:

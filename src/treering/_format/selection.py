@@ -104,7 +104,10 @@ def drop_leaves(part: Selection, dropped: AbstractSet[str]) -> Selection:
 
 
 def choose_dtypes(
-    structure: Sequence[Token], keys: Sequence[str], types: Sequence[LeafType], dtypes: Iterable[tuple[str | None, str]]
+    structure: Sequence[Token],
+    keys: Sequence[str],
+    types: Sequence[LeafType],
+    dtypes: Iterable[tuple[str | None, str | None]],
 ) -> dict[int, str]:
     """Return leaf number -> name of the dtype, of the arrays of floats that get another one.
 
@@ -122,7 +125,7 @@ def choose_dtypes(
         >>> choose_dtypes([Container(node="dict", keys=("w", "n")), 2], ["w", "n"], types, [(None, "bfloat16")])
         {0: 'bfloat16'}
     """
-    chosen: dict[int, str] = {}
+    chosen: dict[int, str | None] = {}
     for glob, name in dtypes:
         found = range(len(keys)) if glob is None else select(structure, keys, at=None, only=glob, saves="dtype").leaves
         for number in found:
@@ -131,7 +134,10 @@ def choose_dtypes(
     return {
         number: name
         for number, name in chosen.items()
-        if types[number].kind in arrays and is_float(types[number].dtype) and types[number].dtype != name
+        if name is not None
+        and types[number].kind in arrays
+        and is_float(types[number].dtype)
+        and types[number].dtype != name
     }
 
 

@@ -65,8 +65,8 @@ def float_name(dtype: Any) -> str:
     return dtype
 
 
-def float_dtypes(dtype: object) -> tuple[tuple[str | None, str], ...]:
-    """Return a ``dtype=`` as pairs of a glob, None for every leaf, and the name of a dtype of floats.
+def float_dtypes(dtype: object) -> tuple[tuple[str | None, str | None], ...]:
+    """Return a ``dtype=`` as pairs of a glob, None for every leaf, and the name of a dtype of floats, None for its own.
 
     Raises:
         UnsupportedError: a name is not one of floats, or a glob is no text.
@@ -77,7 +77,7 @@ def float_dtypes(dtype: object) -> tuple[tuple[str | None, str], ...]:
         return ((None, float_name(dtype)),)
     if odd := [glob for glob in dtype if not isinstance(glob, str)]:
         raise UnsupportedError(f"dtype= is a dtype, or a dict of globs and dtypes, found {odd[0]!r:.100}")
-    return tuple((glob, float_name(one)) for glob, one in dtype.items())
+    return tuple((glob, None if one is None else float_name(one)) for glob, one in dtype.items())
 
 
 def cast_array(
