@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,34 @@ def test_a_rule_with_more_axes_than_the_array(path: Path, mesh: jax.sharding.Mes
 def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         treering.load(path, **arguments)
+
+
+@pytest.mark.parametrize("other", ["no", "False", None, 2, []])
+def test_a_flag_is_true_or_false(path: Path, other: Any) -> None:
+    # By its truth, "no" would replace a checkpoint, or remove steps.
+    new = path.with_name("new")
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("overwrite", lambda: treering.save(path, {}, overwrite=other)),
+        ("overwrite", lambda: treering.save_async(path, {}, overwrite=other)),
+        ("overwrite", lambda: treering.export(path, {}, overwrite=other)),
+        ("overwrite", lambda: treering.convert(path, new, overwrite=other)),
+        ("mapped", lambda: treering.load(path, mapped=other)),
+        ("anonymous", lambda: treering.bucket("s3://bucket-of-example", anonymous=other)),
+        ("write_index", lambda: tree_serialize_leaves(new, {"w": 1}, write_index=other)),
+    ]
+    with treering.Run(path.with_name("run"), keep=treering.KeepLast(1)) as run:
+        calls += [
+            ("rollback", lambda: run.save(1, {}, rollback=other)),
+            ("force", lambda: run.save(1, {}, force=other)),
+            ("dry_run", lambda: run.gc(dry_run=other)),
+            ("hold", lambda: run.watch(hold=other)),
+            ("sweep", lambda: run.close(sweep=other)),
+        ]
+        for name, call in calls:
+            with pytest.raises(UnsupportedError, match=f"{name}={re.escape(repr(other))}, but must be True or F"):
+                call()
+    assert not new.exists()
+    treering.save(path, {"w": 1}, overwrite=np.bool_(True))  # type: ignore[arg-type] # of a comparison
 
 
 @pytest.mark.parametrize(

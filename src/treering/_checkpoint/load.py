@@ -61,7 +61,7 @@ from treering._tree.placement import (
 )
 from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
-from treering._values.arguments import require_one_of, require_part, timeout_seconds
+from treering._values.arguments import require_flags, require_one_of, require_part, timeout_seconds
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.telemetry import phase, warn_of
@@ -142,6 +142,7 @@ class LoadOptions:
             raise UnsupportedError(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
             )
+        require_flags(mapped=self.mapped)
         require_one_of("missing", self.missing, ("error", "keep"))
         require_one_of("extra", self.extra, ("error", "ignore"))
         _require_tree(like)

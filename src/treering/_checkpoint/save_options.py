@@ -22,7 +22,7 @@ from treering._arrays.outgoing import WHOLE, SavedPart
 from treering._codec.documents import check_json
 from treering._printable import kind_of
 from treering._store.resolve import absolute, kept, located, new_file_path, new_folder_path, require_path
-from treering._values.arguments import require_one_of, timeout_seconds
+from treering._values.arguments import require_flags, require_one_of, timeout_seconds
 from treering._view.progress import reporter
 from treering.errors import UnsupportedError
 
@@ -122,6 +122,7 @@ class SaveOptions:
             UnsupportedError: one of them has no meaning.
         """
         require_path(path)
+        require_flags(overwrite=overwrite)
         seconds = timeout_seconds(timeout)
         require_one_of("processes", processes, ("all", "this"))
         require_one_of("host_local", host_local, ("first", "equal"))

@@ -47,7 +47,7 @@ from treering._printable import kind_of
 from treering._store.leaves_api import LeafWriter, LeavesSave
 from treering._store.resolve import find_at, join_leaves_save, leaves_path, require_paths, require_shared
 from treering._tree.flatten import Flattened, flatten
-from treering._values.arguments import require_one_of
+from treering._values.arguments import require_flags, require_one_of
 from treering._values.boxes import whole
 from treering._values.checksums import block_count
 from treering._values.dtypes import itemsize_of
@@ -98,6 +98,7 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
     place = leaves_path(path, new=True)
     refuse_other_form(place, "leaves")
     manager = options.manager
+    require_flags(write_index=options.write_index)
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))
     if not (options.commit_callback is None or callable(options.commit_callback)):

@@ -29,7 +29,7 @@ from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.steps import missing_step, noted_steps, read_record, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
-from treering._values.arguments import timeout_seconds
+from treering._values.arguments import require_flags, timeout_seconds
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
 from treering._values.human import near, steps_text
 from treering._values.telemetry import warn_of
@@ -227,6 +227,7 @@ class RunState:
         Raises:
             TreeringError: a save failed.
         """
+        require_flags(sweep=sweep)
         self._closed = True
         try:
             self.finish_saves()
@@ -339,6 +340,7 @@ class RunState:
         """Return the steps as they become durable; ``Run.watch`` says more."""
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise UnsupportedError(f"timeout is {timeout!r:.100}", hint="seconds, 0 or more, or None to watch for ever")
+        require_flags(hold=hold)
         after = None if after is None else require_step_number(after)
         broadcast = None
         if this_processes(()).count > 1:
@@ -355,6 +357,7 @@ class RunState:
 
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""
+        require_flags(dry_run=dry_run)
         if dry_run:
             return judge(self.path, self.keep, spared=self._stays())
         doing = f"remove steps of {self.shown!r}"

@@ -34,6 +34,7 @@ from treering._runs.results import StepSave
 from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
+from treering._values.arguments import require_flags
 from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
@@ -120,6 +121,7 @@ def _save_step(
         run.require_open()
         run.warn()
         step = require_step_number(step)
+        require_flags(rollback=rollback, force=force)
         decision = run.schedule.decide(step, processes, latest=counted_from, force=force)
         if not decision.save:
             run.raise_unreported(raises=processes.count == 1)  # where others save, they can be told

@@ -12,6 +12,8 @@ from treering._values.timing import DEFAULT_TIMEOUT
 from treering.errors import UnsupportedError
 
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
+_BOOLS: Final = ("bool", "bool_")
+"""What numpy 2 and 1 call their bool, which may come from a comparison; numpy is not imported for it."""
 
 
 def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
@@ -22,6 +24,20 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     """
     if value not in known:
         raise UnsupportedError(f"{name} is {value!r:.100}, but must be {' or '.join(map(repr, known))}")
+
+
+def require_flags(**given: object) -> None:
+    """Refuse what is neither True nor False: by truth, ``overwrite="no"`` would replace what is there.
+
+    Raises:
+        UnsupportedError: one of them is something else.
+
+    Example:
+        >>> require_flags(overwrite=True, mapped=False)
+    """
+    for name, value in given.items():
+        if not isinstance(value, bool) and type(value).__name__ not in _BOOLS:
+            raise UnsupportedError(f"{name}={value!r:.100}, but must be True or False")
 
 
 def require_part(at: object, only: object) -> None:

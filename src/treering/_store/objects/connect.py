@@ -20,6 +20,7 @@ from treering._store.objects.obstore_stores import config_of, store_environment
 from treering._store.objects.requests import Client
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import BucketPath, bucket_path
+from treering._values.arguments import require_flags
 from treering.errors import MissingExtraError, PermissionDeniedError, UnsupportedError
 
 _SECONDS: Final = 1.0
@@ -229,6 +230,7 @@ def bucket(
         >>> str(path / "a")
         's3://bucket-of-example/runs/a'
     """
+    require_flags(requester_pays=requester_pays, anonymous=anonymous)
     options = BucketOptions(
         region=region, endpoint=endpoint, kms_key=kms_key, storage_class=storage_class, requester_pays=requester_pays,
         anonymous=anonymous, timeout=timeout, grace=grace,
