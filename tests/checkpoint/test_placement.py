@@ -333,8 +333,12 @@ def test_wide_arrays_stay_on_the_host_and_say_so(path: Path) -> None:
     found = treering.load(path)
     assert [type(found[key]).__name__ for key in "wn"] == ["ndarray", "ndarray"]
     assert_same(found["w"], np.arange(8.0))
-    with pytest.warns(KeptOnHostWarning, match=r"w \(float64\)"):
+    with pytest.warns(KeptOnHostWarning, match=r"w \(float64\)") as said:
         found = treering.load(path, shardings=NamedSharding(MESH, P("x")))
+    assert "n (int64)" in str(said[0].message)  # one of numpy would have become an array of jax, too
+    with pytest.warns(KeptOnHostWarning) as said:
+        treering.load(path, shardings={"w": NamedSharding(MESH, P("x")), "n": None, "i": None})
+    assert "n (int64)" not in str(said[0].message)
     assert_same(found["w"], np.arange(8.0))
     assert isinstance(found["i"], jax.Array)
     with jax.enable_x64(True):

@@ -66,7 +66,7 @@ from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.telemetry import phase, warn_of
 from treering._view.progress import reporter, showing
-from treering.errors import KeptOnHostWarning, StaticFieldsDifferWarning, UnsupportedError
+from treering.errors import KeptOnHostWarning, MismatchError, StaticFieldsDifferWarning, UnsupportedError
 
 OF_LIKE: Final = Wording()
 """How one speaks to a user who gave ``like``."""
@@ -427,12 +427,17 @@ def _arrays_to_place(
 
 def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, known: Sequence[str]) -> Mapping[str, Any]:
     """Return the shardings that ``shardings`` and ``mesh`` say; what is too wide stays on the host, with a warning."""
-    avals = arrays.avals
-    if arrays.too_wide:
-        avals = {key: aval for key, aval in avals.items() if key not in arrays.too_wide}
-    chosen = resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], arrays.own)
-    if options.shardings is not None or options.mesh is not None:
-        lines = [f"{key} ({dtype.name})" for key, dtype in arrays.too_wide.items() if key not in arrays.on_host]
+
+    def resolve(avals: Mapping[str, Any]) -> Mapping[str, Any]:
+        return resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], arrays.own)
+
+    wide = arrays.too_wide
+    chosen = resolve({key: aval for key, aval in arrays.avals.items() if key not in wide} if wide else arrays.avals)
+    if wide and (options.shardings is not None or options.mesh is not None):
+        placed: Mapping[str, Any] = {key: arrays.avals[key] for key in wide if key in arrays.on_host}
+        with contextlib.suppress(MismatchError):  # it was given a place, which does not even fit
+            placed = resolve(placed)
+        lines = [f"{key} ({dtype.name})" for key, dtype in wide.items() if placed.get(key, dtype) is not None]
         if lines:
             what = "jax_enable_x64 is off, so these stay numpy arrays of full width on the host"
             warn_of(what, lines, KeptOnHostWarning)
