@@ -152,14 +152,15 @@ class JointScene:
         """Return the names of our files there that no reader needs.
 
         In the folder of a step that was never saved notes may stay: nobody can tell them from those of processes that
-        are about to meet there. The save of that step sweeps them.
+        are about to meet there. The save of that step sweeps them. Notes in the folder of the run itself go when they
+        are ten minutes old; on a slow machine a process that waits puts some.
         """
         left = self._alone.litter(path)
         if self.form != "run":
             return left
         inside = {name.partition("/")[0] for name in left if "/" in name and not _is_said(name.partition("/")[2])}
         noted = {name.partition("/")[0] for name in left if "/" in name} - inside
-        return [name for name in left if name.partition("/")[0] not in noted]
+        return [name for name in left if name.partition("/")[0] not in noted and not is_message(name)]
 
     def harmed(self, path: Path) -> list[str]:
         """Say what is wrong with what stood there and is not ours."""
