@@ -219,6 +219,23 @@ def test_with_like(path: Path) -> None:
         treering.load(path, {"step": 0}, only="params")
 
 
+def test_what_an_argument_leaves_out_is_not_called_missing_alone(path: Path) -> None:
+    like: dict[str, Any] = {"params": {"dense": {"kernel": 0, "bias": 0}}, "opt": ..., "step": 0, "new": 0}
+    with pytest.raises(MismatchError) as caught:
+        treering.load(path, like, only="params/dense")
+    assert caught.value.differences == (
+        "opt: missing, `like` has `...` (only= leaves it out)",
+        "step: missing, `like` has int (only= leaves it out)",
+        "new: missing, `like` has int",
+    )
+    with pytest.raises(MismatchError) as caught:
+        treering.load(path, like["params"] | {"step": 0, "layers": 0}, at="params", only=["dense", "layers/0"])
+    assert caught.value.differences[:2] == (
+        "step: missing, `like` has int (it lies outside of at='params')",
+        "layers: missing, `like` has int (is it 'layers/0/bias'?)",
+    )
+
+
 def test_a_thinned_list_fits_a_dict_of_like(path: Path) -> None:
     like = {"params": {"layers": {1: {"kernel": 0, "bias": 0}}}}
     assert treering.load(path, like, only="params/layers/1")["params"]["layers"][1] == {"kernel": 5, "bias": 6}

@@ -242,6 +242,19 @@ def stored_text(source: Source) -> str:
     return f"the checkpoint, which is a part of a tree ({describe_part(part)})" if part else "the checkpoint"
 
 
+def _why_absent(index: Index, part: Selection, options: LoadOptions, key: str) -> str:
+    """Say which argument left a leaf or a branch out of a part; no text where it is in the part, or nowhere."""
+
+    def is_in(keys: Sequence[str]) -> bool:
+        return any(one == key or one.startswith(f"{key}/") for one in keys)
+
+    if is_in(part.keys):
+        return ""  # what is wanted is a leaf, and this a branch
+    if options.only is not None and is_in(select(index.structure, index.keys, at=options.at, only=None).keys):
+        return " (only= leaves it out)"
+    return f" (it lies outside of at={options.at!r:.100})" if options.at and is_in(index.keys) else ""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """A part of a stored tree, what each of its leaves becomes, and what they are put into."""
@@ -312,7 +325,7 @@ def plan_load(
         wording = dataclasses.replace(wording, stored=stored_text(source), is_part=bool(index.part))
     matches = match_stored(index, part) if target is None else match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
-        raw_keys=source.raw_keys, wording=wording,
+        raw_keys=source.raw_keys, wording=wording, why_absent=functools.partial(_why_absent, index, part, options),
     )  # fmt: skip
     keys = part.keys if target is None else target.keys
     explicit = options.shardings is not None or options.mesh is not None or options.placer is not None

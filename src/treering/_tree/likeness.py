@@ -6,7 +6,7 @@ And the way back into the target's own containers, with what differs between its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import jax
@@ -290,6 +290,7 @@ def match_leaves(
     raw_keys: bool,
     extra: Literal["error", "ignore"] = "error",
     wording: Wording = Wording(),
+    why_absent: Callable[[str], str] = lambda _: "",
 ) -> Matches:
     """Return for every leaf of ``like`` the stored leaf that goes there.
 
@@ -303,13 +304,14 @@ def match_leaves(
         cast: see ``fitted``.
         raw_keys: see ``fitted``.
         wording: how the differences are told.
+        why_absent: says of a stored key that the selection lacks which argument left it out; no text where none did.
 
     Raises:
         MismatchError: with one line for each difference.
     """
     sources = apply_renames(target.keys, rename or {})
     numbers, unexpected = _find_stored(index, selection, target, sources)
-    report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep")
+    report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep", why_absent=why_absent)
     result = Matches([], [])
     arrays = {number for number, type_ in enumerate(index.types) if type_.kind in ARRAY_KINDS}
     known: dict[Any, Fit] = {}
@@ -385,7 +387,7 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
         what, hint = "`like` has no such key", "it maps wanted keys to saved keys"
         if min(idle) in shadowed:
             what, hint = "longer entries cover all that is below it in `like`", "remove the entry"
-        raise MismatchError(f"rename has {min(idle)!r}, but {what}", hint=hint)
+        raise MismatchError(f"key_map= has {min(idle)!r}, but {what}", hint=hint)
     return result
 
 
@@ -400,6 +402,8 @@ class _Report:
     """Whether what is unexpected is no difference."""
     keeps: bool
     """Whether leaves for which nothing is stored stay, if they are not abstract."""
+    why_absent: Callable[[str], str]
+    """Says which argument left a stored leaf out."""
     kept: list[tuple[str, Any, str]] = dataclasses.field(default_factory=list)
     lines: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
@@ -411,8 +415,10 @@ class _Report:
         self.missing.append(key)
         where = "" if source == key else f" (looked for {_shown(source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if self.keeps else ""
-        close = suggest(source, wanted, self.unexpected) if len(self.lines) < MOST_LINES else ""
-        self.lines.append(f"{_shown(key)}: missing{where}, `{self.wording.called}` has {wanted}{close}{kept}")
+        why = ""
+        if len(self.lines) < MOST_LINES:
+            why = self.why_absent(source) or suggest(source, wanted, self.unexpected)
+        self.lines.append(f"{_shown(key)}: missing{where}, `{self.wording.called}` has {wanted}{why}{kept}")
 
     def raise_if_any(self) -> None:
         """Raise the one error that names them all."""
