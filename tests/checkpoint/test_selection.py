@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,9 @@ def test_a_near_key_is_suggested(path: Path) -> None:
         treering.load(path, at="params/densee")
     with pytest.raises(MismatchError, match="did you mean 'params/dense/kernel'"):
         treering.load(path, only="params/dense/kernl")
+    for part in ({"at": "opt/0/"}, {"only": "/opt/0/"}):
+        with pytest.raises(MismatchError, match="did you mean 'opt/0'"):
+            treering.load(path, **part)
 
 
 TAKES = "only= takes the checkpoint's keys, not those of `like`"
@@ -161,8 +165,25 @@ TAKES = "only= takes the checkpoint's keys, not those of `like`"
 )
 def test_the_hint_is_about_what_was_asked(only: str, at: str | None, said: str, path: Path) -> None:
     with pytest.raises(MismatchError) as caught:
-        treering.load(path, only=only, at=at)
+        treering.load(path, {"step": 0}, only=only, at=at)
     assert str(caught.value).endswith(said)
+
+
+def test_the_hint_is_not_about_like_where_there_is_none(path: Path, tmp_path: Path) -> None:
+    functions: list[Callable[[], object]] = [
+        lambda: treering.load(path, only="dense/*"),
+        lambda: treering.abstract(path, only="dense/*"),
+        lambda: treering.convert(path, tmp_path / "new", only="dense/*"),
+    ]
+    told = "keys, from its root on; only='params/dense/*' looks there, only='**/dense/*' at every depth"
+    for function in functions:
+        with pytest.raises(MismatchError) as caught:
+            function()
+        assert str(caught.value).endswith(told)
+    with pytest.raises(MismatchError, match="matches 'zzz'; only= takes the checkpoint's keys, those below `at`$"):
+        treering.load(path, at="params", only="zzz")
+    for only in ("params/dense/*", "**/dense/*"):
+        assert treering.load(path, only=only) == {"params": {"dense": {"kernel": 1, "bias": 2}}}
 
 
 def test_what_the_hint_proposes_loads(path: Path) -> None:

@@ -177,7 +177,7 @@ def load_tree(
     def work(source: Source) -> Any:
         if read is not None:
             return read(source, group)
-        plan = plan_load(source, select_part(source, options), like, options)
+        plan = plan_load(source, select_part(source, options, has_like=like is not None), like, options)
         (tree,) = load_parts(source, [plan], options.progress, group)
         return tree
 
@@ -221,8 +221,8 @@ def begin_load_tree(path: Where, like: Any, options: LoadOptions) -> PendingLoad
     return begin_load(work, shown=shown, timeout=timeout_seconds(options.timeout))
 
 
-def select_part(source: Source, options: LoadOptions) -> Selection:
-    """Return the part of a stored tree that is wanted.
+def select_part(source: Source, options: LoadOptions, *, has_like: bool = True) -> Selection:
+    """Return the part of a stored tree that is wanted; ``has_like`` says whether it is put into another tree.
 
     Raises:
         MismatchError: nothing lies at ``at``, or nothing matches a glob.
@@ -231,7 +231,8 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
     if options.at is None and options.only is None:
         source.arrays.check_files()  # also those that hold nothing: all of it was asked for
         return Selection(structure=index.structure, leaves=range(len(index.keys)), keys=index.keys)
-    return select(index.structure, index.keys, at=options.at, only=options.only, stored=stored_text(source))
+    stored = stored_text(source)
+    return select(index.structure, index.keys, at=options.at, only=options.only, stored=stored, has_like=has_like)
 
 
 def stored_text(source: Source) -> str:
