@@ -110,6 +110,14 @@ def test_all_findings_come_together() -> None:
     assert len(found) == 8
 
 
+def test_a_gap_says_how_many_parts_it_has() -> None:
+    rule = KeyRule("layer.{i}.w", "w", stack={"i": 0})
+    few, many = (_findings([rule], *(_floats(f"layer.{i}.w", 2) for i in (0, 1, last))) for last in (5, 2000))
+    told = "'layer.{i}.w' with {i}=2, 'layer.{i}.w' with {i}=3, 'layer.{i}.w' with {i}=4"
+    assert few[0].endswith(f"that are not there: {told}")
+    assert many[0].endswith(f"that are not there: {told} and 1,995 more")
+
+
 @pytest.mark.parametrize(
     ("rule", "leaves", "problem"),
     [

@@ -287,14 +287,15 @@ class _Planner:
         stacked = _stacked(rule)
         counts = [1 + max(places[at] for places, _ in parts) for at in range(len(stacked))]
         sources = range(len(rule.sources))
-        if math.prod(counts) * len(sources) != len(parts):
+        if lacking := math.prod(counts) * len(sources) - len(parts):
             slots = itertools.product(itertools.product(*map(range, counts)), sources)
             lost = itertools.islice((slot for slot in slots if slot not in parts), _MOST_MISSING)
             texts = []
             for places, source in lost:
                 named = [f"{{{name}}}={place}" for name, place in zip(stacked, places, strict=True)]
                 texts.append(" ".join([repr(rule.sources[source].text), *(["with"] if named else []), *named]))
-            self._note(key, f"{rule.text} needs parts that are not there: {', '.join(texts)}")
+            more = f" and {lacking - len(texts):,} more" if lacking > len(texts) else ""
+            self._note(key, f"{rule.text} needs parts that are not there: {', '.join(texts)}{more}")
             return None
         shapes = [parts[(0,) * len(stacked), source].shape or () for source in sources]
         problem = _find_unlike(parts, shapes, rule.merge)

@@ -301,8 +301,7 @@ def match_leaves(
         rename: wanted key -> stored key, of leaves or of branches.
         missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
         extra: what to do about stored leaves for which ``like`` has no place.
-        cast: see ``fitted``.
-        raw_keys: see ``fitted``.
+        cast, raw_keys: as of ``fit_leaf``.
         wording: how the differences are told.
         why_absent: says of a stored key that the selection lacks which argument left it out; no text where none did.
 
