@@ -150,7 +150,7 @@ def test_a_leaf_inside_a_leaf_is_refused() -> None:
     found = _findings([KeyRule("a", "x"), KeyRule("b", "x/y")], _floats("a", 1), _floats("b", 1))
     assert found == ("x/y: it lies inside 'x', which is a leaf too",)
     found = _findings([KeyRule("a", ""), KeyRule("b", "x")], _floats("a", 1), _floats("b", 1))
-    assert found == ("the whole tree: it is a leaf, and there are others",)
+    assert found == ("(the root): it is a leaf, and there are others",)
 
 
 def test_a_map_that_cannot_be_inverted_is_refused() -> None:

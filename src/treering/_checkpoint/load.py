@@ -63,7 +63,7 @@ from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
 from treering._values.arguments import require_one_of, require_part, timeout_seconds
 from treering._values.human import pluralize
-from treering._values.keys import split_key
+from treering._values.keys import key_name, split_key
 from treering._values.telemetry import phase, warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHostWarning, StaticFieldsDifferWarning, UnsupportedError
@@ -322,11 +322,12 @@ def plan_load(
     as_saved: Mapping[int, Selection] = {}
     if target is not None:
         target, as_saved = expand_ellipses(target, part, options.rename)
+    wording = dataclasses.replace(wording, why_absent=functools.partial(_why_absent, index, part, options))
     if source.layers or index.part:
         wording = dataclasses.replace(wording, stored=stored_text(source), is_part=bool(index.part))
     matches = match_stored(index, part) if target is None else match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
-        raw_keys=source.raw_keys, wording=wording, why_absent=functools.partial(_why_absent, index, part, options),
+        raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
     keys = part.keys if target is None else target.keys
     explicit = options.shardings is not None or options.mesh is not None or options.placer is not None
@@ -445,8 +446,8 @@ def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, kno
         avals = {key: aval for key, aval in avals.items() if key not in arrays.too_wide}
     chosen = resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], arrays.own)
     if options.shardings is not None or options.mesh is not None:
-        lines = [f"{key} ({dtype.name})" for key, dtype in arrays.too_wide.items() if key not in arrays.on_host]
-        if lines:
+        wide = {key_name(key): one for key, one in arrays.too_wide.items() if key not in arrays.on_host}
+        if lines := [f"{name} ({dtype.name})" for name, dtype in wide.items()]:
             what = "jax_enable_x64 is off, so these stay numpy arrays of full width on the host"
             warn_of(what, lines, KeptOnHostWarning)
     return chosen
@@ -460,7 +461,7 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Ma
             key, saved = target.keys[number], index.values[matches.leaves[number]]
             here = opaque_of(target.leaves[number])
             if not same_value(saved, here):
-                lines.append(f"{key}: saved as {difference(saved, here, called)}")
+                lines.append(f"{key_name(key)}: saved as {difference(saved, here, called)}")
     if lines:
         what = f"what no file holds comes from `{called}`, and differs from what was saved"
         warn_of(what, lines, StaticFieldsDifferWarning)

@@ -28,7 +28,7 @@ from treering._printable import list_lines
 from treering._store.resolve import open_file
 from treering._values.boxes import Box, pick_overlap, whole
 from treering._values.human import build_mismatch, near
-from treering._values.keys import split_key
+from treering._values.keys import key_name, split_key
 from treering.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class _Planner:
         return MapPlan(tuple(leaf for leaf in made if leaf is not None), tuple(dropped))
 
     def _note(self, key: str, text: str) -> None:
-        self.findings.append(f"{key:.200}: {text:.1000}")
+        self.findings.append(f"{key_name(key):.200}: {text:.1000}")
 
     # ------------------------------------------------------------------------------------------- one leaf, its parts
 
@@ -340,7 +340,7 @@ class _Planner:
             if inside := next((one for one in above if one in known), None):
                 self._note(key, f"it lies inside {inside!r}, which is a leaf too")
             elif not key and len(known) > 1:
-                self._note("the whole tree", "it is a leaf, and there are others")
+                self._note(key, "it is a leaf, and there are others")
 
 
 def _stacked(rule: KeyRule) -> list[str]:

@@ -277,6 +277,8 @@ class Wording:
     """What the tree is compared with."""
     is_part: bool = False
     """Whether that is a part of a tree."""
+    why_absent: Callable[[str], str] = lambda _: ""
+    """Says of a key that is not among those that are loaded which argument left it out; no text where none did."""
 
 
 def match_leaves(
@@ -290,7 +292,6 @@ def match_leaves(
     raw_keys: bool,
     extra: Literal["error", "ignore"] = "error",
     wording: Wording = Wording(),
-    why_absent: Callable[[str], str] = lambda _: "",
 ) -> Matches:
     """Return for every leaf of ``like`` the stored leaf that goes there.
 
@@ -301,16 +302,16 @@ def match_leaves(
         rename: wanted key -> stored key, of leaves or of branches.
         missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
         extra: what to do about stored leaves for which ``like`` has no place.
-        cast, raw_keys: as of ``fit_leaf``.
+        cast: as of ``fit_leaf``.
+        raw_keys: as of ``fit_leaf``.
         wording: how the differences are told.
-        why_absent: says of a stored key that the selection lacks which argument left it out; no text where none did.
 
     Raises:
         MismatchError: with one line for each difference.
     """
     sources = apply_renames(target.keys, rename or {})
     numbers, unexpected = _find_stored(index, selection, target, sources)
-    report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep", why_absent=why_absent)
+    report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep")
     result = Matches([], [])
     arrays = {number for number, type_ in enumerate(index.types) if type_.kind in ARRAY_KINDS}
     known: dict[Any, Fit] = {}
@@ -330,9 +331,9 @@ def match_leaves(
         if (fit := known.get(alike)) is None:
             stored_type = index.types[type_]
             if (fit := fit_leaf(stored_type, leaf, kind, cast=cast, raw_keys=raw_keys)) is None:
-                report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(stored_type)}")
-                castable = not cast and fit_leaf(stored_type, leaf, kind, cast=True, raw_keys=raw_keys) is not None
-                report.castable |= castable
+                differs = f"wanted {wanted_text(leaf, kind)}, found {found_text(stored_type)}"
+                report.lines.append(f"{shown_key(key)}: {differs}")
+                report.castable |= not cast and bool(fit_leaf(stored_type, leaf, kind, cast=True, raw_keys=raw_keys))
                 continue
             known[alike] = fit
         result.leaves.append(number)
@@ -401,8 +402,6 @@ class _Report:
     """Whether what is unexpected is no difference."""
     keeps: bool
     """Whether leaves for which nothing is stored stay, if they are not abstract."""
-    why_absent: Callable[[str], str]
-    """Says which argument left a stored leaf out."""
     kept: list[tuple[str, Any, str]] = dataclasses.field(default_factory=list)
     lines: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
@@ -412,12 +411,12 @@ class _Report:
     def add_missing(self, key: str, source: str, wanted: str) -> None:
         """Note that nothing is stored for a leaf of ``like``."""
         self.missing.append(key)
-        where = "" if source == key else f" (looked for {_shown(source)!r})"
+        where = "" if source == key else f" (looked for {shown_key(source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if self.keeps else ""
         why = ""
         if len(self.lines) < MOST_LINES:
-            why = self.why_absent(source) or suggest(source, wanted, self.unexpected)
-        self.lines.append(f"{_shown(key)}: missing{where}, `{self.wording.called}` has {wanted}{why}{kept}")
+            why = self.wording.why_absent(source) or suggest(source, wanted, self.unexpected)
+        self.lines.append(f"{shown_key(key)}: missing{where}, `{self.wording.called}` has {wanted}{why}{kept}")
 
     def raise_if_any(self) -> None:
         """Raise the one error that names them all."""
@@ -425,7 +424,7 @@ class _Report:
         if not self.ignored:
             kept = {key: wanted_text(leaf, kind) for key, leaf, kind in self.kept} if self.unexpected else {}
             found += [
-                f"{_shown(key)}: unexpected, the checkpoint has {kind}"
+                f"{shown_key(key)}: unexpected, the checkpoint has {kind}"
                 + (suggest(key, kind, kept, f" of `{called}`") if number < MOST_LINES else "")
                 for number, (key, kind) in enumerate(self.unexpected.items())
             ]
@@ -450,10 +449,6 @@ class _Report:
         told = "; ".join(str(hint) for hint in hints if hint)
         advice = self.wording.advice + told if told else ""
         return "; ".join(str(hint) for hint in (leave, advice) if hint) if self.wording.takes_extra else advice
-
-
-def _shown(key: str) -> str:
-    return shown_key(key) or "the whole tree"
 
 
 _LONGEST: Final = 120
