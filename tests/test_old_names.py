@@ -47,6 +47,12 @@ def test_load_and_run_load_take_the_same_options(call: Callable[..., Any]) -> No
         call(like={}, shape=3)
 
 
+@pytest.mark.parametrize("call", [tr.load, tr.load_async, tr.Run("runs/nothing").load])
+def test_a_mistyped_option_of_a_load_is_told_with_the_one_that_is_like_it(call: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'sharding'\. Did you mean 'shardings'\?$"):
+        call(like={}, sharding=None)
+
+
 MOVED = {
     "": {
         "checkpoint": "Checkpoint ForeignKey LeafView OpaqueLeaf PendingSave StandIn register_node",

@@ -87,7 +87,11 @@ def moved_options(
                 name = min(moved)
                 raise TypeError(f"{function.__name__}() has no option {name!r}: {instead[name]}")
             if signature is not None and (unknown := options.keys() - signature.parameters.keys()):
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
+                from treering._values.human import near
+
+                close = near(min(unknown), signature.parameters)
+                meant = f". Did you mean {close!r}?" if close else ""  # as Python says of other functions
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}{meant}")
             return function(*args, **options)
 
         if signature is not None:

@@ -17,6 +17,7 @@ from treering._store.pieces import Readable
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.state_dict import current_path, from_state_dict, leaves_of, structure_text, to_state_dict
+from treering._values.arguments import view_of
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
 MAX_CHUNK_SIZE: int = 2**30
 """Arrays of more bytes than this are written in pieces of at most this size; read at each call."""
 
+_ORDER = "the target comes first, and its bytes second"
 T = TypeVar("T")
 PathOrFile = str | os.PathLike[str] | BinaryIO
 
@@ -73,7 +75,7 @@ def msgpack_restore(encoded_pytree: Readable) -> Any:
         >>> msgpack_restore(b"\x82\xa1a\x02\xa1b\x92\x01\xc0")
         {'a': 2, 'b': [1, None]}
     """
-    return unpack(encoded_pytree)
+    return unpack(view_of("encoded_pytree", encoded_pytree))
 
 
 def to_bytes(target: Any) -> bytes:
@@ -137,7 +139,8 @@ def from_bytes(
         treering.errors.MismatchError: 1 difference between the target and the data:
           w: wanted float64[2], found int64[3]
     """
-    return restore_into(target, unpack(encoded_bytes), strict=strict, to_jax=to_jax, shardings=shardings)
+    state = unpack(view_of("encoded_bytes", encoded_bytes, _ORDER))
+    return restore_into(target, state, strict=strict, to_jax=to_jax, shardings=shardings)
 
 
 def save_to_file(target: Any, filepath: PathOrFile) -> None:
@@ -219,7 +222,7 @@ def compress_bytes(data: Readable) -> bytes:
         >>> decompress_bytes(compress_bytes(b"abc"))
         b'abc'
     """
-    return gzip_compress(memoryview(data))
+    return gzip_compress(view_of("data", data))
 
 
 def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
@@ -242,7 +245,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
         ...     print(error)
         the gzip data is damaged: ...
     """
-    return gzip_decompress(memoryview(data), max_bytes)
+    return gzip_decompress(view_of("data", data), max_bytes)
 
 
 def to_compressed_bytes(target: Any) -> bytes:
@@ -285,9 +288,10 @@ def from_compressed_bytes(
         >>> from_compressed_bytes(None, to_compressed_bytes([1, 2]))
         {'0': 1, '1': 2}
     """
-    data = decompress_bytes(compressed_data, max_bytes=max_bytes)
+    packed = view_of("compressed_data", compressed_data, _ORDER)
+    data = decompress_bytes(packed, max_bytes=max_bytes)
     # Hostile containers are held to what came in, and not to what it unpacked to.
-    allowance = default_limit(memoryview(compressed_data).nbytes) if max_bytes is None else None
+    allowance = default_limit(packed.nbytes) if max_bytes is None else None
     state = unpack(data, allowance=allowance)
     return restore_into(target, state, strict=strict, to_jax=to_jax, shardings=shardings)
 

@@ -24,7 +24,7 @@ from treering._tree.placement import RulesReport, is_placement, require_mesh, sp
 from treering._tree.registry import has_shape_and_dtype, key_by_text
 from treering._tree.state_dict import map_with_path, open_by_key
 from treering._values.human import join_first
-from treering._values.keys import Trail, join_key, unwind
+from treering._values.keys import Trail, join_key, key_name, unwind
 from treering._values.telemetry import warn_of
 from treering.checkpoint import moved_names
 from treering.errors import MismatchError, NotShardedWarning, TooDeepError, TreeringError, UnsupportedError
@@ -325,7 +325,7 @@ def _children(x: Any) -> Mapping[Any, Any] | None:
 
 
 def _shown(trail: Trail) -> str:
-    return shorten(join_key(unwind(trail)) or ".", _LONGEST)
+    return shorten(key_name(join_key(unwind(trail))), _LONGEST)
 
 
 if not TYPE_CHECKING:  # a type checker is to refuse the old name

@@ -147,6 +147,7 @@ def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
         (TREE, {"key_map": {("params", "w"): "head/w"}}, "key_map= has the key ('params', 'w'); a key is one text"),
         (TREE, {"key_map": {"params/w": 0}}, "key_map= has the key 0; a key is one text"),
         (TREE, {"key_map": {"params": "x", "params/w": "params/w", "params/b": "params/b"}}, "longer entries"),
+        (TREE, {"key_map": {"nose": "head"}}, "key_map= has 'nose', but `like` has no such key"),
         (None, {"cast": True}, "pass like=, for example jax.eval_shape(init)"),
         (
             [("w", PartitionSpec()), (".*", None)],

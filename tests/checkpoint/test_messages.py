@@ -226,6 +226,24 @@ def test_wide_arrays_that_jax_cannot_hold_are_named(tmp_path: Path, mesh: jax.sh
     assert result["wide"].dtype == np.float64
     assert result["w"].sharding == everywhere
     assert isinstance(treering.load(tmp_path / "c")["wide"], np.ndarray)  # nobody asked for a device: no warning
+    with pytest.warns(KeptOnHostWarning, match=r"\n  \(the root\) \(float64\)"):
+        treering.load(tmp_path / "c", at="wide", shardings=everywhere)
+
+
+def test_a_leaf_that_is_the_whole_tree_has_a_name(path: Path, tmp_path: Path, mesh: jax.sharding.Mesh) -> None:
+    calls: list[tuple[Callable[[], object], str]] = [
+        (
+            lambda: treering.load(path, at="w", shardings=PartitionSpec("data"), mesh=mesh),
+            "(the root): float32[6, 4]: ax",
+        ),
+        (lambda: treering.load(path, jnp.ones(3), at="w"), "(the root): wanted float32[3], found float32[6, 4]"),
+        (lambda: treering.convert(path, tmp_path / "a.safetensors", at="step"), "leaf (the root): an int"),
+        (lambda: treering.save(tmp_path / "a.safetensors", 3), "leaf (the root): an int"),
+    ]
+    for call, said in calls:
+        with pytest.raises(treering.errors.TreeringError) as caught:
+            call()
+        assert f"\n  {said}" in str(caught.value)
 
 
 def test_another_function_in_like_is_said(path: Path) -> None:

@@ -1,3 +1,4 @@
+import math
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate, nothing_le
 from tests.system_calls import CommitGate, commit_gate
 from tests.warm import Programs
 from treering.checkpoint import save_async
-from treering.errors import CancelledError, ExistsError, StoreError, TimedOutError, TreeringError
+from treering.errors import CancelledError, ExistsError, StoreError, TimedOutError, TreeringError, UnsupportedError
 
 __all__ = ["commit_gate", "nothing_left"]
 
@@ -230,3 +231,15 @@ def test_the_owner_is_asked_by_its_number(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(os, "getpid", lambda: 0)
         with pytest.raises(TreeringError, match="belongs to process"):
             pending.cancel()
+
+
+def test_how_long_to_wait_is_a_number(tmp_path: Path) -> None:
+    pending, run = save_async(tmp_path / "x", {"x": 1}), treering.Run(tmp_path / "run")
+    loading = treering.load_async(tmp_path / "x")
+    for wait in (pending.result, pending.exception, loading.result, run.wait):
+        for wrong in ("5", math.nan):
+            with pytest.raises(UnsupportedError, match=f"timeout is {wrong!r}, but must be a number of seconds; None"):
+                wait(wrong)  # type: ignore[arg-type]
+        for given in (np.float32(PATIENCE), math.inf, 1e300):
+            wait(given)  # type: ignore[arg-type]
+    run.close()

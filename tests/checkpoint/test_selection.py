@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,9 @@ def test_a_near_key_is_suggested(path: Path) -> None:
         treering.load(path, at="params/densee")
     with pytest.raises(MismatchError, match="did you mean 'params/dense/kernel'"):
         treering.load(path, only="params/dense/kernl")
+    for at, only in (("opt/0/", None), (None, "/opt/0/")):
+        with pytest.raises(MismatchError, match="did you mean 'opt/0'"):
+            treering.load(path, at=at, only=only)
 
 
 TAKES = "only= takes the checkpoint's keys, not those of `like`"
@@ -161,8 +165,25 @@ TAKES = "only= takes the checkpoint's keys, not those of `like`"
 )
 def test_the_hint_is_about_what_was_asked(only: str, at: str | None, said: str, path: Path) -> None:
     with pytest.raises(MismatchError) as caught:
-        treering.load(path, only=only, at=at)
+        treering.load(path, {"step": 0}, only=only, at=at)
     assert str(caught.value).endswith(said)
+
+
+def test_the_hint_is_not_about_like_where_there_is_none(path: Path, tmp_path: Path) -> None:
+    functions: list[Callable[[], object]] = [
+        lambda: treering.load(path, only="dense/*"),
+        lambda: treering.abstract(path, only="dense/*"),
+        lambda: treering.convert(path, tmp_path / "new", only="dense/*"),
+    ]
+    told = "keys, from its root on; only='params/dense/*' looks there, only='**/dense/*' at every depth"
+    for function in functions:
+        with pytest.raises(MismatchError) as caught:
+            function()
+        assert str(caught.value).endswith(told)
+    with pytest.raises(MismatchError, match=r"matches 'zzz'; only= takes the checkpoint's keys, those below `at`$"):
+        treering.load(path, at="params", only="zzz")
+    for only in ("params/dense/*", "**/dense/*"):
+        assert treering.load(path, only=only) == {"params": {"dense": {"kernel": 1, "bias": 2}}}
 
 
 def test_what_the_hint_proposes_loads(path: Path) -> None:
@@ -217,6 +238,23 @@ def test_with_like(path: Path) -> None:
         treering.load(path, {"dense": {"kernel": 0}}, at="params", only="dense")
     with pytest.raises(MismatchError, match="step: missing"):
         treering.load(path, {"step": 0}, only="params")
+
+
+def test_what_an_argument_leaves_out_is_not_called_missing_alone(path: Path) -> None:
+    like: dict[str, Any] = {"params": {"dense": {"kernel": 0, "bias": 0}}, "opt": ..., "step": 0, "new": 0}
+    with pytest.raises(MismatchError) as caught:
+        treering.load(path, like, only="params/dense")
+    assert caught.value.differences == (
+        "opt: missing, `like` has `...` (only= leaves it out)",
+        "step: missing, `like` has int (only= leaves it out)",
+        "new: missing, `like` has int",
+    )
+    with pytest.raises(MismatchError) as caught:
+        treering.load(path, like["params"] | {"step": 0, "layers": 0}, at="params", only=["dense", "layers/0"])
+    assert caught.value.differences[:2] == (
+        "step: missing, `like` has int (it lies outside of at='params')",
+        "layers: missing, `like` has int (is it 'layers/0/bias'?)",
+    )
 
 
 def test_a_thinned_list_fits_a_dict_of_like(path: Path) -> None:

@@ -208,6 +208,14 @@ def test_what_is_refused(checkpoint: Path, key: str, arguments: list[str], wante
     assert done.stdout == ""
 
 
+def test_an_empty_branch_is_no_leaf(tmp_path: Path) -> None:
+    path = str(saved(tmp_path / "ckpt", {"e": {}, "emb": 1}))
+    said = here("cat", path, "e", code=2).stderr.splitlines()
+    assert said == [f"error: 'e' is not a leaf of {path!r} but a branch of 0", "hint: it is empty"]
+    empty = str(saved(tmp_path / "empty", {}))
+    assert "(the root) is not a leaf of" in here("cat", empty, "", code=2).stderr
+
+
 def test_damage_is_named_only_where_it_is_read(tmp_path: Path) -> None:
     path = saved(tmp_path / "ckpt", {"a": np.arange(64.0), "b": np.arange(32.0)})
     data = next(path.glob("data-*"))

@@ -26,6 +26,10 @@ def test_a_rename_that_no_leaf_has_the_key_for_is_refused(tmp_path: Path) -> Non
         said = here("convert", source, new, "--rename", "params/b=c", "--rename", wrong, code=2).stderr.splitlines()
         assert said == [f"error: --rename: no leaf matches {wrong[:-2]!r}", f"hint: {hint}"]
         assert not (tmp_path / "new").exists()
+    said = here("convert", source, new, "--rename", "params=model", code=2).stderr.splitlines()
+    assert said[1] == "hint: it is a branch; --rename 'params/{k**}=model/{k**}' renames all that lies below it"
+    here("convert", source, str(tmp_path / "model"), "--rename", "params/{k**}=model/{k**}", code=0)
+    assert set(treering.load(tmp_path / "model")["model"]) == {"w", "b"}
     here("convert", source, new, "--at", "params", "--rename", "w=v", code=2)
     here("convert", source, new, "--at", "params", "--rename", "params/w=params/v", code=0)
     assert set(treering.load(new)) == {"v", "b"}
@@ -43,7 +47,10 @@ def test_a_rename_that_no_leaf_has_the_key_for_is_refused(tmp_path: Path) -> Non
             ["--max-file-size needs a form that has it", "--to 'hf', a Hugging Face folder, has it"],
         ),
         (["--dtype", "nope"], ["--dtype 'nope' is not a dtype of floats", "for example bfloat16 or float32"]),
-        (["--only", "z"], ["nothing in the checkpoint matches 'z'", "--only takes the checkpoint's keys"]),
+        (
+            ["--only", "z"],
+            ["nothing in the checkpoint matches 'z'", "--only takes the checkpoint's keys, from its root on"],
+        ),
         (["--item", "a=b"], ["the form treering has no items", "--to 'orbax' has them"]),
     ],
 )
@@ -59,3 +66,9 @@ def test_a_hint_names_the_verb_for_a_function(tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", {"w": 1})
     told = here("cp", str(tmp_path / "run"), str(tmp_path / "ckpt"), code=2).stderr
     assert f"hint: treering inspect {str(tmp_path / 'ckpt')!r} shows it; use another folder for the run" in told
+
+
+def test_the_hint_for_another_suffix_names_all_files_that_convert_writes(tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    said = here("convert", str(tmp_path / "ckpt"), str(tmp_path / "w.bin"), code=2).stderr
+    assert "a name without it becomes a folder; .safetensors, .msgpack and .npz become one file" in said

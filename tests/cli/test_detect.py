@@ -262,6 +262,15 @@ def test_a_path_that_is_not_there_is_told_with_where_it_stops_being_there(tmp_pa
         assert caught.value.hint == f"the folder '{tmp_path}' has nothing named 'lost'"
 
 
+def test_a_link_to_what_is_not_there_does_not_suggest_itself(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("gone")
+    for path in (tmp_path / "latest", tmp_path / "latest" / "params"):
+        for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
+            with pytest.raises(NotFoundError) as caught:
+                refusing(path)
+            assert caught.value.hint == f"'{tmp_path}/latest' is a link to '{tmp_path}/gone', which is not there"
+
+
 def test_a_base_that_is_not_there_is_told_with_the_name_that_is_like_it(tmp_path: Path) -> None:
     treering.save(tmp_path / "step_1", {"a": 1})
     with pytest.raises(NotFoundError, match=f"base=: could not read .*; did you mean '{tmp_path}/step_1'"):

@@ -110,6 +110,14 @@ def test_all_findings_come_together() -> None:
     assert len(found) == 8
 
 
+def test_a_gap_says_how_many_parts_it_has() -> None:
+    rule = KeyRule("layer.{i}.w", "w", stack={"i": 0})
+    few, many = (_findings([rule], *(_floats(f"layer.{i}.w", 2) for i in (0, 1, last))) for last in (5, 2000))
+    told = "'layer.{i}.w' with {i}=2, 'layer.{i}.w' with {i}=3, 'layer.{i}.w' with {i}=4"
+    assert few[0].endswith(f"that are not there: {told}")
+    assert many[0].endswith(f"that are not there: {told} and 1,995 more")
+
+
 @pytest.mark.parametrize(
     ("rule", "leaves", "problem"),
     [
@@ -142,7 +150,7 @@ def test_a_leaf_inside_a_leaf_is_refused() -> None:
     found = _findings([KeyRule("a", "x"), KeyRule("b", "x/y")], _floats("a", 1), _floats("b", 1))
     assert found == ("x/y: it lies inside 'x', which is a leaf too",)
     found = _findings([KeyRule("a", ""), KeyRule("b", "x")], _floats("a", 1), _floats("b", 1))
-    assert found == ("the whole tree: it is a leaf, and there are others",)
+    assert found == ("(the root): it is a leaf, and there are others",)
 
 
 def test_a_map_that_cannot_be_inverted_is_refused() -> None:

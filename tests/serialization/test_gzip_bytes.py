@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests import clocks
 from tests.trees import assert_same
 from treering import serialization
+from treering.errors import UnsupportedError
 
 TREE = {"w": np.arange(5000, dtype=np.float32), "step": 3}
 
@@ -75,3 +78,17 @@ def test_trees_take_the_options_of_from_bytes() -> None:
         serialization.from_compressed_bytes({"w": TREE["w"], "step": "text"}, packed, strict=True)
     with pytest.raises(ValueError, match="max_bytes"):
         serialization.from_compressed_bytes(TREE, packed, max_bytes=100)
+
+
+def test_what_is_no_bytes_is_refused_by_the_name_of_the_argument() -> None:
+    tree: Any = {"step": 3}
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: serialization.from_bytes(serialization.to_bytes(tree), tree), "encoded_bytes is a dict.*comes first"),
+        (lambda: serialization.from_compressed_bytes(b"", tree), "compressed_data is a dict.*comes first"),
+        (lambda: serialization.msgpack_restore(tree), "encoded_pytree is a dict, but must be bytes"),
+        (lambda: serialization.compress_bytes(tree), "data is a dict, but must be bytes"),
+        (lambda: serialization.decompress_bytes(tree), "data is a dict, but must be bytes"),
+    ]
+    for call, said in calls:
+        with pytest.raises(UnsupportedError, match=said):
+            call()

@@ -137,7 +137,7 @@ def test_a_bare_array_takes_a_bare_sharding() -> None:
         ({"a": ROWS}, "b: it has no place"),
         ({"a": ROWS, "b": ROWS, "c": ROWS}, "c: no leaf is there"),
         ({"a": ROWS, "b": {"x": ROWS}}, "b: a leaf, and its place is a dict"),
-        (ROWS, ".: a dict, and its place is a leaf"),
+        (ROWS, r"\(the root\): a dict, and its place is a leaf"),
     ],
 )
 def test_trees_that_differ_warn_and_nothing_moves(places: Any, line: str) -> None:

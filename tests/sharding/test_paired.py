@@ -66,7 +66,7 @@ UNLIKE = {
     "none for a container": ({"a": {"x": X}}, {"a": None}, ["a: a dict, and its place is a leaf"]),
     "none for an empty one": ({"a": {}}, {"a": None}, ["a: a dict, and its place is a leaf"]),
     "a container for a leaf": ({"a": X}, {"a": {"x": F}}, ["a: a leaf, and its place is a dict"]),
-    "a list for a tuple": ((X,), [F], [".: a tuple, and its place is a list"]),
+    "a list for a tuple": ((X,), [F], ["(the root): a tuple, and its place is a list"]),
     "another class": ([Pair(X, X)], [Other(F, F)], ["0: a Pair, and its place is an Other"]),
     "a longer list": ({"a": [X]}, {"a": [F, F]}, ["a/1: no leaf is there"]),
     "dotted keys": ({"a": {"b": X}}, {"a.b": F}, ["a: it has no place", "a.b: no leaf is there"]),

@@ -252,6 +252,10 @@ def test_make_says_how() -> None:
 def test_a_class_that_cannot_be_made_says_what_to_do() -> None:
     with pytest.raises(UnsupportedError, match="make="):
         register_node(Box)
+    wrong: list[tuple[Any, Any]] = [(3, None), (Moments(1), None), (Box, 3)]
+    for cls, make in wrong:
+        with pytest.raises(UnsupportedError, match="register_node takes a class, and a function as make=, found"):
+            register_node(cls, make)
     register_node(Derived)
     with pytest.raises(UnsupportedError, match=r"norm.*make="):
         there_and_back(Derived(1))

@@ -32,7 +32,7 @@ from treering._values.boxes import Box, bounding_box, picked_shape, relative, si
 from treering._values.casts import NotKept, cast_array, float_dtypes
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.human import build_mismatch
-from treering._values.keys import join_key, naming_leaf, split_key
+from treering._values.keys import join_key, key_name, naming_leaf, split_key
 from treering.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _check_copies(tree: Source, loaded: Source, copies: Sequence[int]) -> None:
     for leaf in copies:
         key = tree.index.keys[leaf]
         if not same_value(_read_whole(tree, leaf), _read_whole(loaded, numbers[key])):
-            odd.append(f"{key}: it is not what the key map makes of the leaf that is saved for it")
+            odd.append(f"{key_name(key)}: it is not what the key map makes of the leaf that is saved for it")
     if odd:
         hint = "give such a leaf a rule of its own instead of copy=True"
         raise build_mismatch(f"the key map would lose leaves:{list_lines(odd)}", odd, hint)

@@ -26,6 +26,7 @@ from treering._background.writer import PendingSave, SaveJob, Writer, release_fr
 from treering._printable import hide_secrets
 from treering._store.crew import Latch
 from treering._store.resolve import resolved
+from treering._values.arguments import wait_seconds
 from treering.errors import CancelledError, TimedOutError, TreeringError
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class PendingLoad(Generic[T]):
             TreeringError: what ``load`` raises.
         """
         self._require_own()
-        if not self._ended.wait(timeout):
+        if not self._ended.wait(wait_seconds(timeout)):
             raise TimedOutError(f"the load of {self._shown!r} is not done within {timeout:g} s", hint="it goes on")
         if self._error is not None:
             self._told = True

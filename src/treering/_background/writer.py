@@ -26,6 +26,7 @@ from treering._arrays.jobs import Progress
 from treering._printable import show_path
 from treering._store.crew import Waiters
 from treering._values import timing
+from treering._values.arguments import wait_seconds
 from treering._values.telemetry import note_value
 from treering.errors import CancelledError, TimedOutError, TreeringError, UnsupportedError
 
@@ -208,7 +209,7 @@ class SaveJob(Watch):
         self.require_own()
         if writes_here() and not self.ended():
             raise TreeringError(f"the thread that writes the saves cannot wait for the one to {self.shown!r}")
-        return self._waiters.wait(self.ended, timeout)
+        return self._waiters.wait(self.ended, wait_seconds(timeout))
 
     def _raise_cancelled(self) -> NoReturn:
         self._raised = True

@@ -412,10 +412,13 @@ def _instead_of(place: Path) -> str | None:
         return "'~' is not expanded here; os.path.expanduser does it"
     breaks = (pair for pair in itertools.pairwise([place, *place.parents]) if _leads_on(pair[1]))
     missing, folder = next(breaks, (place, place))
+    by_request = store_at(folder).asks_by_request
+    if not by_request and is_seen(missing) and find_at(missing) is None:
+        return f"{os.fspath(missing)!r} is a link to {os.fspath(resolved(missing))!r}, which is not there"
     if close := near(missing.name, names_at(folder)):
         return f"did you mean {os.fspath(folder / close)!r}?"
     # In a bucket any folder may be there, and to ask would be one more request.
-    is_told = missing != folder and not store_at(folder).asks_by_request
+    is_told = missing != folder and not by_request
     return f"the folder {os.fspath(resolved(folder))!r} has nothing named {missing.name!r}" if is_told else None
 
 

@@ -22,7 +22,7 @@ from treering._store.api import asking
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import kept, require_path
 from treering._values.human import join_first
-from treering._values.keys import GlobSet, join_key, split_key
+from treering._values.keys import GlobSet, join_key, quoted_key, split_key
 from treering.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def lost_leaves(source: Source, part: Selection, refuse: Callable[[LeafType], st
     for key, leaf in zip(part.keys, part.leaves, strict=True):
         number = index.leaf_types[leaf]
         if (why := reasons[number]) is not None:
-            yield Loss(_KINDS.get(index.types[number].kind, "arrays"), key, f"leaf {key!r:.200}: {why}")
+            yield Loss(_KINDS.get(index.types[number].kind, "arrays"), key, f"leaf {quoted_key(key)}: {why}")
 
 
 def key_texts(structure: Sequence[Token]) -> list[str]:
@@ -391,9 +391,9 @@ def lost_names(keys: Sequence[str], names: Sequence[str], is_odd: Callable[[str]
     known: dict[str, str] = {}
     for key, name in zip(keys, names, strict=True):
         if is_odd(name):
-            yield Loss("names", key, f"leaf {key!r:.200}: {name!r:.200} is no name of a tensor")
+            yield Loss("names", key, f"leaf {quoted_key(key)}: {name!r:.200} is no name of a tensor")
         elif (other := known.setdefault(name, key)) is not key:
-            yield Loss("names", key, f"leaf {key!r:.200}: {other!r:.200} has the name {name!r:.200} too")
+            yield Loss("names", key, f"leaf {quoted_key(key)}: {other!r:.200} has the name {name!r:.200} too")
 
 
 def lost_containers(tokens: Sequence[Token], *, empty: bool = True, above: Sequence[str] = ()) -> Iterator[Loss]:

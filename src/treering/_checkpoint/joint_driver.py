@@ -36,6 +36,7 @@ from treering._tree.flatten import Flattened
 from treering._values.boxes import text_of
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.human import build_mismatch, join_first, pluralize
+from treering._values.keys import quoted_key
 from treering._values.processes import format_processes
 from treering.errors import MismatchError, TreeringError
 
@@ -331,8 +332,8 @@ def match_signature(
         found = f"here they are, from the root on, {join_first(nodes, _SHOWN)}"
         what = f"the containers of the tree are not those of process 0, though the leaves are; {found}"
         raise MismatchError(what, hint=_STATES_HINT if below else None)
-    text = "leaf {!r:.200} differs from that of process 0; here it is {}"
-    lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
+    text = "leaf {} differs from that of process 0; here it is {}"
+    lines = [text.format(quoted_key(keys[n]), leaf_text(leaves, n)) for n in differing[:_SHOWN]]
     hint = _STATES_HINT if any(_is_below(below)(keys[n]) for n in differing) else ""
     raise _mismatch("the tree of process 0 differs:", lines, len(differing), hint)
 
@@ -404,7 +405,7 @@ def check_local(
                 if theirs not in (mine, _NOTHING):
                     differing.setdefault(number, []).append(process)
     if differing:
-        lines = [f"leaf {keys[n]!r:.200} differs on {format_processes(differing[n])}" for n in sorted(differing)]
+        lines = [f"leaf {quoted_key(keys[n])} differs on {format_processes(differing[n])}" for n in sorted(differing)]
         what = "leaves that each process holds alone differ from those of process 0:"
         hint = _STATES_HINT if below else 'host_local="first" saves what process 0 has'
         raise _mismatch(what, lines, len(lines), hint)

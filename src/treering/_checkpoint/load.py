@@ -63,7 +63,7 @@ from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
 from treering._values.arguments import require_flags, require_one_of, require_part, timeout_seconds
 from treering._values.human import pluralize
-from treering._values.keys import split_key
+from treering._values.keys import key_name, split_key
 from treering._values.telemetry import phase, warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHostWarning, MismatchError, StaticFieldsDifferWarning, UnsupportedError
@@ -178,7 +178,7 @@ def load_tree(
     def work(source: Source) -> Any:
         if read is not None:
             return read(source, group)
-        plan = plan_load(source, select_part(source, options), like, options)
+        plan = plan_load(source, select_part(source, options, has_like=like is not None), like, options)
         (tree,) = load_parts(source, [plan], options.progress, group)
         return tree
 
@@ -222,8 +222,8 @@ def begin_load_tree(path: Where, like: Any, options: LoadOptions) -> PendingLoad
     return begin_load(work, shown=shown, timeout=timeout_seconds(options.timeout))
 
 
-def select_part(source: Source, options: LoadOptions) -> Selection:
-    """Return the part of a stored tree that is wanted.
+def select_part(source: Source, options: LoadOptions, *, has_like: bool = True) -> Selection:
+    """Return the part of a stored tree that is wanted; ``has_like`` says whether it is put into another tree.
 
     Raises:
         MismatchError: nothing lies at ``at``, or nothing matches a glob.
@@ -232,7 +232,8 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
     if options.at is None and options.only is None:
         source.arrays.check_files()  # also those that hold nothing: all of it was asked for
         return Selection(structure=index.structure, leaves=range(len(index.keys)), keys=index.keys)
-    return select(index.structure, index.keys, at=options.at, only=options.only, stored=stored_text(source))
+    stored = stored_text(source)
+    return select(index.structure, index.keys, at=options.at, only=options.only, stored=stored, has_like=has_like)
 
 
 def stored_text(source: Source) -> str:
@@ -241,6 +242,19 @@ def stored_text(source: Source) -> str:
         return f"the checkpoints {' and '.join(f'{path!r:.200}' for path in source.paths)}"
     part = source.index.part
     return f"the checkpoint, which is a part of a tree ({describe_part(part)})" if part else "the checkpoint"
+
+
+def _why_absent(index: Index, part: Selection, options: LoadOptions, key: str) -> str:
+    """Say which argument left a leaf or a branch out of a part; no text where it is in the part, or nowhere."""
+
+    def is_in(keys: Sequence[str]) -> bool:
+        return any(one == key or one.startswith(f"{key}/") for one in keys)
+
+    if is_in(part.keys):
+        return ""  # what is wanted is a leaf, and this a branch
+    if options.only is not None and is_in(select(index.structure, index.keys, at=options.at, only=None).keys):
+        return " (only= leaves it out)"
+    return f" (it lies outside of at={options.at!r:.100})" if options.at and is_in(index.keys) else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +323,7 @@ def plan_load(
     as_saved: Mapping[int, Selection] = {}
     if target is not None:
         target, as_saved = expand_ellipses(target, part, options.rename)
+    wording = dataclasses.replace(wording, why_absent=functools.partial(_why_absent, index, part, options))
     if source.layers or index.part:
         wording = dataclasses.replace(wording, stored=stored_text(source), is_part=bool(index.part))
     matches = match_stored(index, part) if target is None else match_leaves(
@@ -437,8 +452,8 @@ def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, kno
         placed: Mapping[str, Any] = {key: arrays.avals[key] for key in wide if key in arrays.on_host}
         with contextlib.suppress(MismatchError):  # it was given a place, which does not even fit
             placed = resolve(placed)
-        lines = [f"{key} ({dtype.name})" for key, dtype in wide.items() if placed.get(key, dtype) is not None]
-        if lines:
+        named = {key_name(key): dtype for key, dtype in wide.items() if placed.get(key, dtype) is not None}
+        if lines := [f"{name} ({dtype.name})" for name, dtype in named.items()]:
             what = "jax_enable_x64 is off, so these stay numpy arrays of full width on the host"
             warn_of(what, lines, KeptOnHostWarning)
     return chosen
@@ -452,7 +467,7 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Ma
             key, saved = target.keys[number], index.values[matches.leaves[number]]
             here = opaque_of(target.leaves[number])
             if not same_value(saved, here):
-                lines.append(f"{key}: saved as {difference(saved, here, called)}")
+                lines.append(f"{key_name(key)}: saved as {difference(saved, here, called)}")
     if lines:
         what = f"what no file holds comes from `{called}`, and differs from what was saved"
         warn_of(what, lines, StaticFieldsDifferWarning)

@@ -39,6 +39,7 @@ from treering._store.resolve import refuse_linked, require_shared
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
 from treering._values.checksums import pack_checksums, unpack_checksums
+from treering._values.keys import quoted_key
 from treering._values.processes import Processes, failure_of
 from treering._values.telemetry import phase
 from treering.errors import MismatchError
@@ -453,7 +454,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     index = source.index
     for key, leaf in zip(part.keys, part.leaves, strict=True):
         if index.type_of(leaf).kind == "opaque" and not isinstance(index.values[leaf], OpaqueLeaf):
-            yield Loss("objects", key, f"leaf {key!r:.200}: {kind_of(index.values[leaf])}")
+            yield Loss("objects", key, f"leaf {quoted_key(key)}: {kind_of(index.values[leaf])}")
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:

@@ -23,6 +23,7 @@ from treering._format.selection import Selection
 from treering._format.structure import key_text, walk
 from treering._store.resolve import needs_nonce
 from treering._tree.state_dict import to_state_dict
+from treering._values.keys import quoted_key
 from treering.errors import UnsupportedError
 
 _REFUSED: Final = frozenset({"key", "opaque", "bytearray"})
@@ -84,7 +85,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     for key, leaf in zip(part.keys, part.leaves, strict=True):
         value = source.index.values.get(leaf)
         if type(value) is int and not _LEAST <= value < _MOST:
-            yield Loss("scalars", key, f"leaf {key!r:.200}: an int of more than 64 bits")
+            yield Loss("scalars", key, f"leaf {quoted_key(key)}: an int of more than 64 bits")
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:

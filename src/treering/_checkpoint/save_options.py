@@ -130,7 +130,9 @@ class SaveOptions:
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
         if (suffix := place.suffix.lower()) in _OTHER_FORMS.difference(suffixes):
             who, instead = ("treering.save", "treering.export does; ") if suffix == ".npz" else ("treering", "")
-            hint = f"{instead}a name without it becomes a folder; .safetensors and .msgpack become one file"
+            *others, last = filter(None, suffixes)
+            files = f"{', '.join(others)} and {last} become one file"
+            hint = f"{instead}a name without it becomes a folder; {files}"
             raise UnsupportedError(f"{os.fspath(path)!r}: {who} writes no {suffix} files", hint=hint)
         if base is not None and suffix in suffixes:
             what = f"{os.fspath(path)!r} is a single file, which shares nothing with base={os.fspath(base)!r}"

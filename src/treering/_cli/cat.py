@@ -22,8 +22,9 @@ from treering._format.index import OpaqueLeaf
 from treering._format.listing import LeafRecord
 from treering._inspect.inspect import ArrayView, OpenTree, open_leaf_by_leaf
 from treering._values.human import pluralize
+from treering._values.keys import quoted_key
 from treering._view.plain import json_text, visible
-from treering._view.rows import format_value, has_json, leaves_of, record_of
+from treering._view.rows import format_value, has_json, leaves_of, nodes_of, record_of
 from treering.errors import FormatError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ def _find_leaf(leaves: OpenTree, path: str, request: str) -> tuple[Any, str, str
     if "[" in key and slices is None and not key.endswith("]"):
         raise FormatError(f"the bracket of {key!r} is not closed", hint=f"{key + ']'!r} closes it")
     below = [text for text in known if text.startswith(f"{key}/")] if key else list(known)
-    if below:
-        what = f"{key!r} is not a leaf of {path!r} but a branch of {len(below):,}"
-        raise NotFoundError(what, hint=f"{below[0]!r} is its first leaf")
+    if below or any(text == key for text, _ in nodes_of(leaves.listing.root)):
+        what = f"{quoted_key(key)} is not a leaf of {path!r} but a branch of {len(below):,}"
+        raise NotFoundError(what, hint=f"{below[0]!r} is its first leaf" if below else "it is empty")
     near = difflib.get_close_matches(key, list(known)[:10_000], n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "treering ls names its leaves"
     raise NotFoundError(f"{path!r} has no leaf {key!r}", hint=hint)

@@ -124,9 +124,12 @@ def _require_matches(sources: Sequence[str], key_map: KeyMap) -> None:
     keys = [key for source in sources for key, _ in leaves_of(list_headers(source).root)]
     for rule in key_map.rules:
         if not any(pattern.match(key) is not None for pattern in rule.sources for key in keys) and not rule.rest:
-            close = near(rule.sources[0].text, keys)
+            old, new = rule.sources[0].text, rule.targets[0].text
+            close = near(old, keys)
             hint = f"did you mean {close!r}?" if close else f"treering ls {sources[0]!r} lists all keys"
-            raise NotFoundError(f"--rename: no leaf matches {rule.sources[0].text!r}", hint=hint)
+            if any(key.startswith(f"{old}/") for key in keys):
+                hint = f"it is a branch; --rename '{old}/{{k**}}={new}/{{k**}}' renames all that lies below it"
+            raise NotFoundError(f"--rename: no leaf matches {old!r}", hint=hint)
 
 
 @verb(

@@ -25,7 +25,7 @@ from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import needs_nonce
 from treering._values.dtypes import NUMPY_SIZES
-from treering._values.keys import join_key, split_key
+from treering._values.keys import join_key, quoted_key, split_key
 
 _LARGE: Final = 0xFFFFFFFF
 _MANY: Final = 0xFFFF
@@ -65,7 +65,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     known = set(names)
     for key, name in zip(part.keys, names, strict=True):
         if name.endswith(".npy") and (other := name.removesuffix(".npy")) in known:
-            text = f"leaf {key!r:.200}: numpy.load reads {other!r:.200} where it is asked for {name!r:.200}"
+            text = f"leaf {quoted_key(key)}: numpy.load reads {other!r:.200} where it is asked for {name!r:.200}"
             yield forms.Loss("names", key, text)
 
 

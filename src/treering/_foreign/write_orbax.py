@@ -46,7 +46,7 @@ from treering._store.api import StagedFolder
 from treering._store.resolve import is_folder, new_folder, require_paths, require_space, resolved
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
-from treering._values.keys import join_key, split_key
+from treering._values.keys import join_key, quoted_key, split_key
 from treering.errors import CorruptError, ExistsError, UnsupportedError
 
 _UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
@@ -93,11 +93,15 @@ def find_losses(
     for number, (key, name, leaf) in enumerate(rows):
         value = source.index.values.get(leaf)
         if type(value) is int and value not in _LIMITS:
-            yield Loss("scalars", key, f"leaf {key!r:.200}: an int of more than 64 bits")
+            yield Loss("scalars", key, f"leaf {quoted_key(key)}: an int of more than 64 bits")
         elif described and name in texts and _SURROGATE.search(leaf_value(described, number)):
-            yield Loss("strings", key, f"leaf {key!r:.200}: a str with half of a surrogate pair, which is no UTF-8")
+            yield Loss(
+                "strings", key, f"leaf {quoted_key(key)}: a str with half of a surrogate pair, which is no UTF-8"
+            )
         elif name in texts and _is_no_pointer(name, texts):
-            yield Loss("names", key, f"leaf {key!r:.200}: {name!r:.200} is no name of a text, which are a tree by '/'")
+            yield Loss(
+                "names", key, f"leaf {quoted_key(key)}: {name!r:.200} is no name of a text, which are a tree by '/'"
+            )
 
 
 def lost_overlaps(metadata: Mapping[str, Any]) -> Iterator[Loss]:
@@ -455,12 +459,12 @@ class StepWriter:
                 continue
             if (why := _why_no_state(source, inner)) is not None:
                 for key in (keys[leaf] for leaf in inner.leaves):
-                    yield Loss("items", key, f"leaf {key!r:.200} of the item {item.name!r}: {why}")
+                    yield Loss("items", key, f"leaf {quoted_key(key)} of the item {item.name!r}: {why}")
             yield from lost_containers(inner.structure, empty=False, above=split_key(item.key))
         yield from self._lost_members(metadata)
         listed = ", ".join(item.name for item in self._items)
         for key in left.values():
-            yield Loss("items", key, f"leaf {key!r:.200}: it is in none of the items {listed}")
+            yield Loss("items", key, f"leaf {quoted_key(key)}: it is in none of the items {listed}")
         # What has no leaf is left behind by no leaf's name.
         roots = [split_key(item.key) for item in self._items if item.kind != "json"]
         for path in [keys_of(path) for path, container in _walk_paths(part.structure) if container is not None]:

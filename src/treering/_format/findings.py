@@ -13,6 +13,7 @@ from typing import Final
 from treering._format.index import Index
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._values.human import bytes_text, pluralize
+from treering._values.keys import key_name
 from treering._values.outline import InNotebook, Outline, OutlineRow
 from treering._values.processes import Life
 from treering.errors import CorruptError, LinkRefusedError, StoreError
@@ -192,10 +193,10 @@ class Finding:
         place = f"byte {self.start}" if self.stop is None else f"bytes {self.start} to {self.stop}"
         place = "" if self.start is None else place
         file, problem = printable(self.file), printable(self.problem)
-        key = cut_middle(self.key or "", LONGEST_LINE)
         if self.key is None:
             return f"{file} {problem}" + (f": {place}" if place else "")
-        return f"leaf {key!r} {problem}: {place} of {file}" if place else f"leaf {key!r} {problem}"
+        key = repr(cut_middle(self.key, LONGEST_LINE)) if self.key else key_name(self.key)
+        return f"leaf {key} {problem}: {place} of {file}" if place else f"leaf {key} {problem}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -24,6 +24,7 @@ from treering._values.boxes import Box, shape_of, size_of, text_of
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import NUMPY_SIZES, itemsize_of
 from treering._values.human import pluralize
+from treering._values.keys import quoted_key
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
 ALIGNMENT: Final = 4096
@@ -268,7 +269,7 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
     if not any(reasons):
         return
     leaves = zip(keys, leaf_types, strict=True)
-    if problems := [f"leaf {key!r}: {reasons[number]}" for key, number in leaves if reasons[number]]:
+    if problems := [f"leaf {quoted_key(key)}: {reasons[number]}" for key, number in leaves if reasons[number]]:
         more = len(problems) - _SHOWN_PROBLEMS
         lines = [*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         listed = "".join(f"\n  {line}" for line in lines)

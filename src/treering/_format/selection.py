@@ -41,11 +41,13 @@ def select(
     only: str | Sequence[str] | None,
     saves: str = "",
     stored: str = "the checkpoint",
+    has_like: bool = False,
 ) -> Selection:
     """Return the part below ``at`` that the globs keep; a glob that matches a container keeps all of it.
 
     A container that loses children keeps its class and is marked as thinned. ``saves`` is the name of the argument that
-    has the globs where they are about a tree that is saved, ``stored`` what else the tree is, for errors.
+    has the globs where they are about a tree that is saved, ``stored`` what else the tree is, ``has_like`` whether the
+    part is put into another tree, all for errors.
 
     Raises:
         MismatchError: nothing lies at ``at``, or nothing matches a glob.
@@ -72,7 +74,7 @@ def select(
         where = f"the tree matches {missed!r} of {saves}=" if saves else f"{stored} matches {missed!r}"
         raise MismatchError(
             f"nothing in {where}{_near(missed, branches)}",
-            hint=_ABOUT_STARS if saves else _about_globs(missed, branches, below=bool(at)),
+            hint=_ABOUT_STARS if saves else _about_globs(missed, branches, below=bool(at), has_like=has_like),
         )
     return part
 
@@ -255,19 +257,22 @@ def _branches(keys: Sequence[str]) -> list[str]:
 
 
 def _near(text: str, others: Sequence[str]) -> str:
-    close = near(text, others)
+    close = near(text.strip("/"), others)
     return f"; did you mean {close!r}?" if close else ""
 
 
-def _about_globs(text: str, branches: Sequence[str], *, below: bool) -> str:
+def _about_globs(text: str, branches: Sequence[str], *, below: bool, has_like: bool) -> str:
     """Say what the user of this glob may not know."""
-    facts = ["only= takes the checkpoint's keys, not those of `like`"]
+    keys = "not those of `like`" if has_like else "those below `at`" if below else "from its root on"
+    facts = [f"only= takes the checkpoint's keys, {keys}"]
     named = "/".join(itertools.takewhile(lambda part: "*" not in part, text.split("/")))
     found = next((branch for branch in branches if branch.endswith(f"/{named}")), None) if named else None
     if found is not None:
         glob = show(found + text[len(named) :])
-        facts.append(f"only={glob} with key_map={{{show(named)}: {show(found)}}} loads {show(named)} of `like`")
+        every = f" looks there, only={show('**/' + text)} at every depth"
+        mapped = f" with key_map={{{show(named)}: {show(found)}}} loads {show(named)} of `like`"
+        facts.append(f"only={glob}{mapped if has_like else every}")
     elif "*" in text:
         facts.append(_ABOUT_STARS)
-    facts += ["keys begin below `at`"] if below else []
+    facts += ["keys begin below `at`"] if below and has_like else []
     return "; ".join(facts)

@@ -207,6 +207,10 @@ def register_node(cls: type, make: Make | None = None) -> type:
         >>> build([head, 2], [1, 2])
         Moments(first=1, second=2)
     """
+    given: object = cls
+    if not (isinstance(given, type) and (make is None or callable(make))):
+        what = f"register_node takes a class, and a function as make=, found {given!r:.100} and {make!r:.100}"
+        raise UnsupportedError(what)
     if make is None:
         if not (dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):
             raise UnsupportedError(

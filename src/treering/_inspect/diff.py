@@ -20,6 +20,7 @@ from treering._inspect.inspect import ArrayView, Checksums, OpenTree, finish_sav
 from treering._printable import printable, show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
+from treering._values.keys import key_name
 from treering._values.outline import InNotebook, Outline, OutlineRow
 from treering._view.plain import cut, json_text, visible
 from treering._view.progress import Progress, reporter, showing
@@ -62,7 +63,7 @@ class Difference:
     """For "values" how many items differ and where the first of them is, or that the checksums do."""
 
     def __str__(self) -> str:
-        key = visible(self.key, _LONGEST_KEY) or "(the root)"
+        key = key_name(visible(self.key, _LONGEST_KEY))
         a, b = (None if side is None else printable(cut(side, _LONGEST_SIDE)) for side in (self.a, self.b))
         if a is None or b is None:
             sides = f"only in A: {a}" if b is None else f"only in B: {b}"
@@ -108,7 +109,7 @@ class Diff(InNotebook):
         return "\n".join(lines)
 
     def _outline(self) -> Outline:
-        found = [(each.key or "(the root)", each.what, each.a or "", each.b or "", each.detail) for each in self]
+        found = [(key_name(each.key), each.what, each.a or "", each.b or "", each.detail) for each in self]
         more = [(f"and {left:,} more", "", "", "", "")] if (left := len(found) - _MOST_LINES) > 0 else []
         return Outline(
             title="Diff",

@@ -28,7 +28,7 @@ from treering._printable import list_lines
 from treering._store.resolve import open_file
 from treering._values.boxes import Box, pick_overlap, whole
 from treering._values.human import build_mismatch, near
-from treering._values.keys import split_key
+from treering._values.keys import key_name, split_key
 from treering.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class _Planner:
         return MapPlan(tuple(leaf for leaf in made if leaf is not None), tuple(dropped))
 
     def _note(self, key: str, text: str) -> None:
-        self.findings.append(f"{key:.200}: {text:.1000}")
+        self.findings.append(f"{key_name(key):.200}: {text:.1000}")
 
     # ------------------------------------------------------------------------------------------- one leaf, its parts
 
@@ -287,14 +287,15 @@ class _Planner:
         stacked = _stacked(rule)
         counts = [1 + max(places[at] for places, _ in parts) for at in range(len(stacked))]
         sources = range(len(rule.sources))
-        if math.prod(counts) * len(sources) != len(parts):
+        if lacking := math.prod(counts) * len(sources) - len(parts):
             slots = itertools.product(itertools.product(*map(range, counts)), sources)
             lost = itertools.islice((slot for slot in slots if slot not in parts), _MOST_MISSING)
             texts = []
             for places, source in lost:
                 named = [f"{{{name}}}={place}" for name, place in zip(stacked, places, strict=True)]
                 texts.append(" ".join([repr(rule.sources[source].text), *(["with"] if named else []), *named]))
-            self._note(key, f"{rule.text} needs parts that are not there: {', '.join(texts)}")
+            more = f" and {lacking - len(texts):,} more" if lacking > len(texts) else ""
+            self._note(key, f"{rule.text} needs parts that are not there: {', '.join(texts)}{more}")
             return None
         shapes = [parts[(0,) * len(stacked), source].shape or () for source in sources]
         problem = _find_unlike(parts, shapes, rule.merge)
@@ -339,7 +340,7 @@ class _Planner:
             if inside := next((one for one in above if one in known), None):
                 self._note(key, f"it lies inside {inside!r}, which is a leaf too")
             elif not key and len(known) > 1:
-                self._note("the whole tree", "it is a leaf, and there are others")
+                self._note(key, "it is a leaf, and there are others")
 
 
 def _stacked(rule: KeyRule) -> list[str]:

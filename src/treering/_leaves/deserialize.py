@@ -49,7 +49,7 @@ from treering._tree.registry import open_pytree_node
 from treering._tree.state_dict import map_with_path
 from treering._values.arguments import require_one_of
 from treering._values.human import build_mismatch, join_first, near
-from treering._values.keys import split_key
+from treering._values.keys import key_name, split_key
 from treering.errors import MismatchError, UnsupportedError
 
 T = TypeVar("T")
@@ -282,7 +282,7 @@ def _by_shardings(
         if there is None and mesh is not None:
             there = replicated
             if len(mesh.axis_names) > 1:
-                unsaid.append(to_slashed(key) or ".")
+                unsaid.append(key_name(to_slashed(key)))
         given[key] = there
     if unsaid and mesh is not None:
         shown = join_first(list(map(printable, unsaid)), _SHOWN)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._values.human import bytes_text, pluralize
+from treering._values.keys import key_name
 from treering._view.plain import json_text
 from treering._view.run_text import draw_curve
 
@@ -100,7 +101,7 @@ def _largest(document: Mapping[str, Any]) -> str:
     rows = []
     for place in order:
         dtype, detail, _, split = types[leaves["types"][place]]
-        rows.append([leaves["keys"][place] or "(the root)", dtype, detail, bytes_text(leaves["nbytes"][place]), split])
+        rows.append([key_name(leaves["keys"][place]), dtype, detail, bytes_text(leaves["nbytes"][place]), split])
     total = document["totals"]["leaves"]
     note = f"The {len(rows)} largest; the others need the script of this page." if total > len(rows) else ""
     return _table(f"{pluralize(total, 'leaves', ',')}", note, ["key", "dtype", "shape", "bytes", "sharding"], rows)

@@ -115,7 +115,7 @@ def load_items(
     Raises:
         MismatchError: they do not fit; or ``only`` leaves out a part of such a state.
     """
-    part = select_part(source, options)
+    part = select_part(source, options, has_like=like is not None)
     objects = find_items(like, wanted)
     parts: dict[Place, Selection] = {}
     for name in objects:

@@ -29,7 +29,7 @@ from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.steps import missing_step, noted_steps, read_record, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
-from treering._values.arguments import require_flags, timeout_seconds
+from treering._values.arguments import require_flags, timeout_seconds, wait_seconds
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
 from treering._values.human import near, steps_text
 from treering._values.telemetry import warn_of
@@ -176,7 +176,7 @@ class RunState:
             TimedOutError: it takes longer, or shows no progress any more.
             TreeringError: a save failed.
         """
-        begun = time.monotonic()
+        begun, timeout = time.monotonic(), wait_seconds(timeout)
         self.finish_saves(timeout)
         self.warn()
         end = time.monotonic() + self.timeout if timeout is None else begun + timeout

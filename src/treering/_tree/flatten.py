@@ -252,7 +252,7 @@ class _FlattenWalk:
             ((key, error),) = refused
             raise UnsupportedError(error.message, path=split_key(key), hint=error.hint) from error
         if refused:
-            lines = [f"{shown_key(key) or '.'}: {error}" for key, error in refused]
+            lines = [f"{shown_key(key)}: {error}" for key, error in refused]
             raise UnsupportedError(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 

@@ -6,7 +6,7 @@ And the way back into the target's own containers, with what differs between its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import jax
@@ -277,6 +277,8 @@ class Wording:
     """What the tree is compared with."""
     is_part: bool = False
     """Whether that is a part of a tree."""
+    why_absent: Callable[[str], str] = lambda _: ""
+    """Says of a key that is not among those that are loaded which argument left it out; no text where none did."""
 
 
 def match_leaves(
@@ -300,8 +302,8 @@ def match_leaves(
         rename: wanted key -> stored key, of leaves or of branches.
         missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
         extra: what to do about stored leaves for which ``like`` has no place.
-        cast: see ``fitted``.
-        raw_keys: see ``fitted``.
+        cast: as of ``fit_leaf``.
+        raw_keys: as of ``fit_leaf``.
         wording: how the differences are told.
 
     Raises:
@@ -329,9 +331,9 @@ def match_leaves(
         if (fit := known.get(alike)) is None:
             stored_type = index.types[type_]
             if (fit := fit_leaf(stored_type, leaf, kind, cast=cast, raw_keys=raw_keys)) is None:
-                report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(stored_type)}")
-                castable = not cast and fit_leaf(stored_type, leaf, kind, cast=True, raw_keys=raw_keys) is not None
-                report.castable |= castable
+                differs = f"wanted {wanted_text(leaf, kind)}, found {found_text(stored_type)}"
+                report.lines.append(f"{shown_key(key)}: {differs}")
+                report.castable |= not cast and bool(fit_leaf(stored_type, leaf, kind, cast=True, raw_keys=raw_keys))
                 continue
             known[alike] = fit
         result.leaves.append(number)
@@ -385,7 +387,7 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
         what, hint = "`like` has no such key", "it maps wanted keys to saved keys"
         if min(idle) in shadowed:
             what, hint = "longer entries cover all that is below it in `like`", "remove the entry"
-        raise MismatchError(f"rename has {min(idle)!r}, but {what}", hint=hint)
+        raise MismatchError(f"key_map= has {min(idle)!r}, but {what}", hint=hint)
     return result
 
 
@@ -409,10 +411,12 @@ class _Report:
     def add_missing(self, key: str, source: str, wanted: str) -> None:
         """Note that nothing is stored for a leaf of ``like``."""
         self.missing.append(key)
-        where = "" if source == key else f" (looked for {_shown(source)!r})"
+        where = "" if source == key else f" (looked for {shown_key(source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if self.keeps else ""
-        close = suggest(source, wanted, self.unexpected) if len(self.lines) < MOST_LINES else ""
-        self.lines.append(f"{_shown(key)}: missing{where}, `{self.wording.called}` has {wanted}{close}{kept}")
+        why = ""
+        if len(self.lines) < MOST_LINES:
+            why = self.wording.why_absent(source) or suggest(source, wanted, self.unexpected)
+        self.lines.append(f"{shown_key(key)}: missing{where}, `{self.wording.called}` has {wanted}{why}{kept}")
 
     def raise_if_any(self) -> None:
         """Raise the one error that names them all."""
@@ -420,7 +424,7 @@ class _Report:
         if not self.ignored:
             kept = {key: wanted_text(leaf, kind) for key, leaf, kind in self.kept} if self.unexpected else {}
             found += [
-                f"{_shown(key)}: unexpected, the checkpoint has {kind}"
+                f"{shown_key(key)}: unexpected, the checkpoint has {kind}"
                 + (suggest(key, kind, kept, f" of `{called}`") if number < MOST_LINES else "")
                 for number, (key, kind) in enumerate(self.unexpected.items())
             ]
@@ -445,10 +449,6 @@ class _Report:
         told = "; ".join(str(hint) for hint in hints if hint)
         advice = self.wording.advice + told if told else ""
         return "; ".join(str(hint) for hint in (leave, advice) if hint) if self.wording.takes_extra else advice
-
-
-def _shown(key: str) -> str:
-    return shown_key(key) or "the whole tree"
 
 
 _LONGEST: Final = 120

@@ -21,7 +21,7 @@ from treering._tree.registry import open_pytree_node
 from treering._tree.state_dict import map_with_path
 from treering._tree.static_values import key_value
 from treering._values.human import build_mismatch, join_first, near, pluralize
-from treering._values.keys import split_key
+from treering._values.keys import key_name, split_key
 from treering._values.telemetry import warn_of
 from treering.errors import MismatchError, RulesUnmatchedWarning, TreeringError, UnsupportedError
 
@@ -298,7 +298,7 @@ def choose_shardings(
             error.path = error.path or split_key(key)
             raise
         except _NoFit as misfit:
-            wrong.append(f"{key or '.'}: {misfit}")
+            wrong.append(f"{key_name(key)}: {misfit}")
     if wrong:
         count = pluralize(len(avals), "arrays")
         raise build_mismatch(f"shardings do not fit {len(wrong)} of {count}:{list_lines(wrong)}", wrong)

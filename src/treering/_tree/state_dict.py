@@ -21,7 +21,7 @@ from treering._printable import MOST_LINES, kind_of, list_lines, printable, shor
 from treering._tree import registry
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import build_mismatch, near, pluralize
-from treering._values.keys import Trail, unwind
+from treering._values.keys import Trail, key_name, unwind
 from treering.errors import MismatchError, TooDeepError, TreeringError, UnsupportedError
 
 _LONGEST_KEY: Final = 400
@@ -174,7 +174,7 @@ def differences(target: Any, state: Any) -> list[str]:
     for number, (path, kind) in enumerate(sorted(missing.items())):
         close = suggest("/".join(path), kind, others, " in the data") if number < MOST_LINES else ""
         lines[path] = f"missing, the target has {kind}{close}"
-    return [f"{shown_key('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
+    return [f"{shown_key('/'.join(path))}: {lines[path]}" for path in sorted(lines)]
 
 
 def suggest(key: str, kind: str, others: Mapping[str, str], where: str = "") -> str:
@@ -186,7 +186,7 @@ def suggest(key: str, kind: str, others: Mapping[str, str], where: str = "") -> 
 
 def shown_key(key: str) -> str:
     """Cut a key from a file to a length for people, and escape what could move a cursor."""
-    return printable(shorten(key, _LONGEST_KEY))
+    return printable(shorten(key_name(key), _LONGEST_KEY))
 
 
 def _describe(leaf: Any) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
+from treering._printable import kind_of
 from treering._values.timing import DEFAULT_TIMEOUT
 from treering.errors import UnsupportedError
 
@@ -52,6 +54,41 @@ def require_part(at: object, only: object) -> None:
     if not isinstance(at, str | None):
         hint = "the parts of a key are joined by '/', as in at='params/layers/0'"
         raise UnsupportedError(f"at= is one key text, found {at!r:.100}", hint=hint)
+
+
+def view_of(name: str, given: Any, hint: str | None = None) -> memoryview:
+    """Return a view of the bytes that an argument is.
+
+    Raises:
+        UnsupportedError: it is none.
+
+    Example:
+        >>> view_of("data", b"ab").nbytes
+        2
+    """
+    try:
+        return memoryview(given)
+    except TypeError:
+        what = f"{name} is {kind_of(given)}, but must be bytes, or a buffer as memoryview takes it"
+        raise UnsupportedError(what, hint=hint) from None
+
+
+def wait_seconds(timeout: object) -> float | None:
+    """Return how many seconds a call waits for what goes on in the background; None for as long as it takes.
+
+    Raises:
+        UnsupportedError: it is no number.
+
+    Example:
+        >>> wait_seconds(2), wait_seconds(None)
+        (2.0, None)
+    """
+    if timeout is None:
+        return None
+    if not isinstance(timeout, numbers.Real) or math.isnan(timeout):
+        hint = "None waits for as long as it takes"
+        raise UnsupportedError(f"timeout is {timeout!r:.100}, but must be a number of seconds", hint=hint)
+    return min(float(timeout), threading.TIMEOUT_MAX)  # more than a lock can wait
 
 
 def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.environ) -> float:

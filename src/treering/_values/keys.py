@@ -74,6 +74,26 @@ def split_key(key: str) -> tuple[str, ...]:
     return tuple(map(unescape_part, key.split("/")))
 
 
+def key_name(key: str) -> str:
+    """Return what people are shown for a key text: the root, whose text is empty, has a name.
+
+    Example:
+        >>> key_name("params/w"), key_name("")
+        ('params/w', '(the root)')
+    """
+    return key or "(the root)"
+
+
+def quoted_key(key: str) -> str:
+    """Return the same for a sentence: the text in quotes, cut to a length.
+
+    Example:
+        >>> quoted_key("params/w"), quoted_key("")
+        ("'params/w'", '(the root)')
+    """
+    return f"{key!r:.200}" if key else key_name(key)
+
+
 @contextlib.contextmanager
 def naming_leaf(key: str) -> Iterator[None]:
     """Name the leaf that an error of the block is about.

@@ -15,6 +15,7 @@ from typing import Any
 from treering._format.listing import LeafRecord, Listing, Named, describe_part
 from treering._printable import show_path
 from treering._values.human import bytes_text, join_first, pluralize
+from treering._values.keys import key_name
 from treering._values.outline import Outline, OutlineRow
 from treering._values.processes import format_processes
 from treering._view.plain import Json, align, json_document, json_text, members_of, visible
@@ -130,7 +131,7 @@ def key_lines(leaves: Sequence[tuple[str, Any]], style: Style = UNICODE) -> Iter
     """
     cells = []
     for key, leaf in leaves:
-        name = visible(key, LONGEST_KEY, style.ellipsis) or "(the root)"
+        name = key_name(visible(key, LONGEST_KEY, style.ellipsis))
         cells.append((name, *leaf_cells(leaf, style), bytes_text(weight_of(leaf)[0])))
     for key, dtype, *more in align(cells, right=(3,), widest=_WIDEST):
         yield _GAP.join((key, style.paint(CYAN, dtype), *more))
@@ -175,7 +176,7 @@ def usage_lines(layout: TreeLayout, shares: Sequence[tuple[str, Totals]], *, ell
     rows = [(" bytes", " part", "leaves", "key")]
     for key, totals in shares:
         part = f"{100 * totals.nbytes / whole.nbytes:.1f}%".replace("100.0%", "100%") if whole.nbytes else "-"
-        name = visible(key, _LONGEST, ellipsis) or "(the root)"
+        name = key_name(visible(key, _LONGEST, ellipsis))
         rows.append((bytes_text(totals.nbytes), part, f"{totals.leaves:,}", name))
     rows.append((bytes_text(whole.nbytes), "100%", f"{whole.leaves:,}", "total"))
     return map(_GAP.join, align(rows, right=range(3)))
@@ -361,7 +362,7 @@ def _first_children(rows: Sequence[Row]) -> Iterator[OutlineRow]:
             left += 1
             rest.add(row.totals)
         else:
-            name = visible(row.name) or ("''" if row.depth else "(the root)")
+            name = visible(row.name) or ("''" if row.depth else key_name(""))
             yield OutlineRow(max(row.depth, 1), [name + "/" * (is_branch(row.node) and row.depth > 0), *row_texts(row)])
         if left and (after is None or after.depth != row.depth):
             told = ["", pluralize(rest.leaves, "leaves", ","), f"{rest.parameters:,}", bytes_text(rest.nbytes), "", ""]

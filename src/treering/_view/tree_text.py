@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from treering._format.listing import LeafRecord, Named
 from treering._printable import printable, show_path
 from treering._values.human import bytes_text, count_text, pluralize
-from treering._values.keys import escape_part
+from treering._values.keys import escape_part, key_name
 from treering._values.processes import format_processes
 from treering._view.plain import cell_width, cut, fit_width, pad, visible
 from treering._view.rows import Row, Totals, TreeLayout, branch_kind, is_branch, record_of, value_text, weight_of
@@ -128,7 +128,7 @@ def _add_guides(rows: Sequence[Row], style: Style) -> Iterator[_Cells]:
         # Children of the root hang from nothing: the root itself has no line.
         del above[max(row.depth - 1, 0) :]
         name = visible(escape_part(cut(row.name, _LONGEST_NAME, style.ellipsis)), limit=2 * _LONGEST_NAME)
-        name = (name or "''") if row.depth else "(the root)"
+        name = (name or "''") if row.depth else key_name("")
         guide = "".join(above) + (style.elbow if is_last else style.tee) if row.depth else ""
         yield _Cells(guide, name, row_texts(row, style), is_branch(row.node))
         if row.depth:
