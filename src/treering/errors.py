@@ -2,7 +2,7 @@
 
     TreeringError
     ├── NotFoundError       nothing is stored there: check the path       (FileNotFoundError)
-    │   └── DataFileMissingError  a file that the index names is missing
+    │   └── DataFileMissingError  a store lacks a file of an index; others raise CorruptError
     ├── ExistsError         the path exists: pass overwrite=True          (FileExistsError)
     ├── BusyError           another process is saving: try again later    (OSError)
     ├── MismatchError       data and target disagree: change the target   (ValueError)
@@ -118,7 +118,10 @@ class NotFoundError(TreeringError, FileNotFoundError):
 
 
 class DataFileMissingError(NotFoundError):
-    """A file that the index names is not there. After an overwrite a newer index names others: read it again.
+    """A store lacks a file that the index names. After an overwrite a newer index names others: read it again.
+
+    `treering.load` and all other functions do so, and raise `CorruptError` where the index still names it, so that no
+    program takes a damaged checkpoint for one that was never saved. You may meet this error as its ``__cause__``.
 
     Attributes:
         name: the missing file.

@@ -17,6 +17,7 @@ from treering._format.leaf_values import same_value
 from treering._format.selection import Selection
 from treering._format.structure import KEYS, containers_of, key_text, walk
 from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
+from treering._tree.each import gives_state
 from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
 from treering._tree.registry import is_typed_key, key_dtype, key_impl
 from treering._tree.state_dict import shown_key, suggest
@@ -320,7 +321,7 @@ def match_leaves(
                 result.fits.append(KEPT)
                 report.kept.append((key, leaf, kind))
             else:
-                report.add_missing(key, sources.get(key, key), wanted_text(leaf, kind))
+                report.add_missing(key, sources.get(key, key), leaf, kind)
             continue
         # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
         type_ = index.leaf_types[number]
@@ -405,10 +406,14 @@ class _Report:
     missing: list[str] = dataclasses.field(default_factory=list)
     """Keys of ``like`` for which nothing is stored."""
     castable: bool = False
+    stateful: bool = False
+    """Whether ``like`` has an iterator, or another object that gives its state away."""
 
-    def add_missing(self, key: str, source: str, wanted: str) -> None:
+    def add_missing(self, key: str, source: str, leaf: Any, kind: str) -> None:
         """Note that nothing is stored for a leaf of ``like``."""
         self.missing.append(key)
+        self.stateful |= gives_state(type(leaf))
+        wanted = wanted_text(leaf, kind)
         where = "" if source == key else f" (looked for {_shown(source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if self.keeps else ""
         close = suggest(source, wanted, self.unexpected) if len(self.lines) < MOST_LINES else ""
@@ -435,12 +440,16 @@ class _Report:
         if called == "like" and "" in self.missing:
             return "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function; at= loads a part"
         leave = self.unexpected and not self.ignored and 'extra="ignore" ignores leaves that only the checkpoint has'
+        renamed = (self.missing or self.kept) and self.unexpected
+        is_dotted = any("/" in key and key.replace("/", ".") in self.unexpected for key in self.missing)
         hints = [
+            self.stateful and "run.load(like=...) of a `treering.Run` gives iterators their state back",
+            is_dotted and 'key_map=KeyMap([KeyRule("{a}.{b}", "{a}/{b}")]) nests names of two parts, a rule for each depth',
             self.missing and self.wording.is_part and "load([base, part], like) puts a part over the rest of its tree",
             self.castable and f"cast=True converts numbers to the dtypes of `{called}`, within a category",
             self.missing and not self.keeps and f'missing="keep" keeps what `{called}` has',
             leave and not self.wording.takes_extra and f"{leave}, only= and at= load a part",
-            (self.missing or self.kept) and self.unexpected and "key_map={wanted: saved} maps renamed leaves",
+            renamed and not is_dotted and "key_map={wanted: saved} maps renamed leaves",
         ]
         told = "; ".join(str(hint) for hint in hints if hint)
         advice = self.wording.advice + told if told else ""
