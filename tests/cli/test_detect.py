@@ -305,10 +305,10 @@ def test_a_text_is_told_from_damage_also_under_the_name_of_arrays(tmp_path: Path
     assert treering.load(path) == {"a": 1, "long": "b" * 20}
     for content in (pickle.dumps(["a" * 20]), b"GGUF\x03" + bytes(20)):
         path.write_bytes(content)
-        with pytest.raises(FormatError, match="a pickle|a GGUF file"):
+        with pytest.raises(FormatError, match=r"a pickle|a GGUF file"):
             treering.load(path)
     (tmp_path / "model.safetensors").write_bytes(pointer)
-    with pytest.raises(FormatError, match="is not a safetensors file; .*git lfs pull"):
+    with pytest.raises(FormatError, match=r"is not a safetensors file; .*git lfs pull"):
         treering.load(tmp_path)
 
 

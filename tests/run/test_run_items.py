@@ -311,7 +311,7 @@ def test_an_iterator_that_other_containers_hold_is_refused_with_where_it_may_be(
 
 def test_load_without_a_run_says_who_restores_iterators(run: tr.Run) -> None:
     run.save(1, {"data": Data()})
-    with pytest.raises(MismatchError, match=r"run\.load\(like=\.\.\.\) of a `treering\.Run` gives iterators their state"):
+    with pytest.raises(MismatchError, match=r"run\.load\(like=\.\.\.\) of a `treering\.Run` gives iterators"):
         tr.load(run.path, like={"data": Data()})
     with pytest.raises(MismatchError) as caught:
         tr.load(run.path, like={"other": 1})

@@ -444,7 +444,7 @@ class _Report:
         is_dotted = any("/" in key and key.replace("/", ".") in self.unexpected for key in self.missing)
         hints = [
             self.stateful and "run.load(like=...) of a `treering.Run` gives iterators their state back",
-            is_dotted and 'key_map=KeyMap([KeyRule("{a}.{b}", "{a}/{b}")]) nests names of two parts, a rule for each depth',
+            is_dotted and 'key_map=KeyMap([KeyRule("{a}.{b}", "{a}/{b}")]) nests names of two parts; a rule a depth',
             self.missing and self.wording.is_part and "load([base, part], like) puts a part over the rest of its tree",
             self.castable and f"cast=True converts numbers to the dtypes of `{called}`, within a category",
             self.missing and not self.keeps and f'missing="keep" keeps what `{called}` has',
