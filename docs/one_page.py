@@ -28,8 +28,8 @@ _HEAD = """# The API on one page
 Made by `python docs/one_page.py` from the signatures. The [reference](api.md) says what each option means.
 """
 _REST = (
-    "What else is public. Import `treering.formats` and `treering.testing` by name; `import treering` gives the others, and "
-    "`treering.retention` and `treering.cadence`, the earlier homes of names in `treering.rules`.\n"
+    "What else is public. Import `treering.formats` and `treering.testing` by name; `import treering` gives the others, "
+    "and `treering.retention` and `treering.cadence`, the earlier homes of names in `treering.rules`.\n"
 )
 
 

@@ -265,8 +265,8 @@ def _noting_trace() -> Iterator[None]:
 
 
 _NO_VALUES: Final = (
-    "treering traces the function that `load_or_init` is given and does not run it, so no array of jax has a value in it: "
-    "compute such a value before the call, with numpy, or below `with jax.ensure_compile_time_eval():`"
+    "treering traces the function that `load_or_init` is given and does not run it, so no array of jax has a value in "
+    "it: compute such a value before the call, with numpy, or below `with jax.ensure_compile_time_eval():`"
 )
 _HOLE: Final = aval_of((), bool)
 
