@@ -28,7 +28,7 @@ _HEAD = """# The API on one page
 Made by `python docs/one_page.py` from the signatures. The [reference](api.md) says what each option means.
 """
 _REST = (
-    "What else is public. Import `treering.formats` and `treering.testing` by name; `import treering` gives the others, "
+    "What else is public. Import `treering.formats` and `treering.testing` by name; `import treering` gives the rest, "
     "and `treering.retention` and `treering.cadence`, the earlier homes of names in `treering.rules`.\n"
 )
 

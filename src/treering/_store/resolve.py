@@ -111,7 +111,9 @@ def file_path(path: str | os.PathLike[str]) -> Path:
         UnsupportedError: it is no text, a URL of another kind, or names no file.
     """
     text = _text_of(path)
-    if not text or text.endswith(("/", os.sep)):
+    if not text:
+        raise UnsupportedError("the path is empty", hint="pass the name of a file or folder")
+    if text.endswith(("/", os.sep)):
         raise UnsupportedError(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
 

@@ -522,7 +522,7 @@ def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called:
         >>> saved = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "relu"),)), 1]
         >>> like = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "gelu"),)), 1]
         >>> static_differences(saved, like)
-        ["act of m.Layer: saved 'relu', like has 'gelu'"]
+        ["the root: act of m.Layer: saved 'relu', like has 'gelu'"]
     """
     # Dicts, of which there are the most, differ from nothing but what is none.
     here, wanted = dict(_others_than_dicts(saved)), dict(_others_than_dicts(like))
@@ -531,8 +531,8 @@ def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called:
     lines: list[str] = []
     for path, container in here.items():
         if (other := wanted.get(path)) is not None:
-            where = f"{join_key(path)}: " if path else ""
-            lines += [f"{where}{line}" for line in _differences(container, other, called)]
+            where = join_key(path) or "the root"
+            lines += [f"{where}: {line}" for line in _differences(container, other, called)]
     return lines
 
 
