@@ -27,6 +27,10 @@ _HEAD = """# The API on one page
 
 Made by `python docs/one_page.py` from the signatures. The [reference](api.md) says what each option means.
 """
+_REST = (
+    "What else is public. Import `treering.formats` and `treering.testing` by name; `import treering` gives the rest, "
+    "and `treering.retention` and `treering.cadence`, the earlier homes of names in `treering.rules`.\n"
+)
 
 
 def page() -> str:
@@ -35,7 +39,7 @@ def page() -> str:
     classes = [line for name in _CLASSES for line in _class(name, getattr(treering, name))]
     modules = [line for name in _MODULES for line in _module(name)]
     blocks = ["\n".join(["```text", *lines, "```", ""]) for lines in (verbs, classes)]
-    return "\n".join([_HEAD, *blocks, "Types, the drop-in doors, and what else is public:\n", *modules, ""])
+    return "\n".join([_HEAD, *blocks, _REST, *modules, ""])
 
 
 def _entry(name: str, function: Any, *, indent: str = "") -> Iterator[str]:

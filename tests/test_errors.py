@@ -12,11 +12,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import treering
-from treering import errors, serialization
+from treering import errors, leaves, serialization
 
 SOURCE = Path(treering.__file__).parent
 
@@ -138,3 +139,11 @@ def test_an_error_of_two_builtin_classes_is_copied_and_told_by_a_later_save(tmp_
     treering.save_async(path, {"a": np.zeros(3)}, progress=progress)
     with pytest.raises(errors.CorruptError, match=r"the earlier save to .* failed: .*the gzip data is damaged"):
         treering.save(path, {"a": np.zeros(3)})
+
+
+def test_a_missing_file_of_an_index_is_damage_and_its_cause_says_which(tmp_path: Path) -> None:
+    leaves.tree_serialize_leaves(tmp_path, {"w": jnp.ones(3)})
+    (tmp_path / "w" / "0").unlink()
+    with pytest.raises(errors.CorruptError) as caught:
+        treering.load(tmp_path)
+    assert isinstance(caught.value.__cause__, errors.DataFileMissingError)

@@ -113,6 +113,17 @@ def test_unknown_names_are_attribute_errors() -> None:
         treering.no_such_name  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["formats", "testing"])
+def test_modules_that_import_much_are_named_where_they_are_asked_for(name: str) -> None:
+    asked = f"""
+try: treering.{name}
+except AttributeError as error: print(error)
+import treering.{name}
+treering.{name}"""
+    out = subprocess.run([sys.executable, "-c", f"import treering{asked}"], capture_output=True, text=True, check=True)
+    assert out.stdout == f"treering.{name} is imported by name: import treering.{name}\n"
+
+
 def test_modules_and_functions_stay_short() -> None:
     lines: dict[str, int] = {}
     too_long: list[str] = []

@@ -95,6 +95,8 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistype
             return found
         if name in _MODULES:
             return importlib.import_module(f"treering.{name}")
+        if name in ("formats", "testing"):
+            raise AttributeError(f"treering.{name} is imported by name: import treering.{name}")
         if name == "at":
             instead = "it is treering.bucket(url, ...) now, whose options belong to the path that it returns"
             raise AttributeError(f"module 'treering' has no attribute 'at': {instead}")

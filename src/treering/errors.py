@@ -2,14 +2,14 @@
 
     TreeringError
     ├── NotFoundError       nothing is stored there: check the path       (FileNotFoundError)
-    │   └── DataFileMissingError  a file that the index names is missing
+    │   └── DataFileMissingError  a store lacks a file of an index; others raise CorruptError
     ├── ExistsError         the path exists: pass overwrite=True          (FileExistsError)
-    ├── BusyError           another process is saving: try again later    (OSError)
+    ├── BusyError           another process or thread saves: try later     (OSError)
     ├── MismatchError       data and target disagree: change the target   (ValueError)
     ├── CorruptError        the bytes are damaged: use another copy       (ValueError)
     ├── FormatError         another form or version: use another reader   (ValueError)
     │   └── LinkRefusedError  a file is a link: copy what it leads to
-    ├── UnsupportedError    cannot be stored or placed: change the tree   (TypeError, ValueError)
+    ├── UnsupportedError    cannot be stored, or is no such argument      (TypeError, ValueError)
     │   ├── NoMemoryError   an array is larger than the memory: load less (MemoryError)
     │   └── TooDeepError    a tree has too many levels, or holds itself
     ├── NoSuchLeafError     an open checkpoint has no leaf of that key    (KeyError)
@@ -118,7 +118,10 @@ class NotFoundError(TreeringError, FileNotFoundError):
 
 
 class DataFileMissingError(NotFoundError):
-    """A file that the index names is not there. After an overwrite a newer index names others: read it again.
+    """A store lacks a file that the index names. After an overwrite a newer index names others: read it again.
+
+    `treering.load` and all other functions do so, and raise `CorruptError` where the index still names it, so that no
+    program takes a damaged checkpoint for one that was never saved. You may meet this error as its ``__cause__``.
 
     Attributes:
         name: the missing file.
@@ -158,7 +161,7 @@ class LinkRefusedError(FormatError):
 
 
 class UnsupportedError(TreeringError, TypeError, ValueError):
-    """treering cannot store or place this value without changing it, so nothing was done."""
+    """treering cannot store or place this without changing it, or an argument has no meaning: nothing was done."""
 
 
 class TooDeepError(UnsupportedError):
@@ -208,7 +211,7 @@ class ExistsError(TreeringError, FileExistsError):
 
 
 class BusyError(TreeringError, OSError):
-    """Another process is saving to the path. Try again when it is done; nothing was changed."""
+    """Another process or thread is saving to the path. Try again when it is done; nothing was changed."""
 
 
 class TimedOutError(TreeringError, TimeoutError):

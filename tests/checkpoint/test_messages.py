@@ -264,9 +264,16 @@ def test_a_hint_stands_where_it_helps(path: Path) -> None:
 
 
 def test_a_type_has_its_article() -> None:
-    for wrong, named in ((3, "an int"), (None, "None"), ([], "an empty list"), ([3], "an int")):
+    for wrong, named in ((3, "an int"), (None, "None"), ([3], "an int")):
         with pytest.raises(UnsupportedError, match=f"the path, a str or os.PathLike; found {named}$"):
             treering.load(wrong)  # type: ignore[arg-type]
+    with pytest.raises(
+        UnsupportedError, match=r"argument is an empty list; pass a path, or a list of one path or more$"
+    ):
+        treering.load([])
+    for empty in (lambda: treering.Run(""), lambda: treering.save("", {})):
+        with pytest.raises(UnsupportedError, match=r"^the path is empty; pass the name of a file or folder$"):
+            empty()
     sources = Path(inspect.getfile(treering)).parent.rglob("*.py")
     assert not [path.name for path in sources if "a {type(" in path.read_text(encoding="utf-8")]
 

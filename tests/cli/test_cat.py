@@ -195,7 +195,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
         ("params/w[]", [], "cannot be read", "KEY["),
         ("params/w[::0]", [], "a step cannot be 0", "KEY["),
         ("params/w[..., ...]", [], "'...' twice", "KEY["),
-        ("note[1]", [], "is not an array but a Python value (str), and has no slices", None),
+        ("note[1]", [], "has no slices, because it is not an array but a Python str", None),
         ("nan", ["--npy"], "cannot be written as .npy", None),
     ],
 )

@@ -297,3 +297,39 @@ def test_a_tree_in_the_place_of_a_path_is_not_printed() -> None:
             UnsupportedError, match=r"^a dict is not the name of a checkpoint or file; pass the path of one, as text$"
         ):
             refusing(tree)
+
+
+def test_a_text_is_told_from_damage_also_under_the_name_of_arrays(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:aaa\nsize 12\n"
+    for name in ("a.safetensors", "a.msgpack"):
+        path = tmp_path / name
+        for content, hint in ((b"<html>{404 not found</html>", "it looks like text"), (pointer, "git lfs pull")):
+            path.write_bytes(content)
+            for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
+                with pytest.raises(FormatError, match="in no form that treering reads") as caught:
+                    refusing(path)
+                assert hint in str(caught.value.hint)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(serialization.msgpack_serialize({"a": 1, "long": "b" * 20}))
+    assert treering.load(path) == {"a": 1, "long": "b" * 20}
+    for content in (pickle.dumps(["a" * 20]), b"GGUF\x03" + bytes(20)):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=r"a pickle|a GGUF file"):
+            treering.load(path)
+    (tmp_path / "model.safetensors").write_bytes(pointer)
+    with pytest.raises(FormatError, match=r"is not a safetensors file; .*git lfs pull"):
+        treering.load(tmp_path)
+
+
+def test_a_safetensors_file_that_is_cut_or_struck_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    treering.save(path, {"a": np.arange(300)})
+    whole = path.read_bytes()
+    for size in (*range(20), 100):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CorruptError):
+            treering.load(path)
+    for bit in range(9 * 8):
+        path.write_bytes((int.from_bytes(whole, "little") ^ 1 << bit).to_bytes(len(whole), "little"))
+        with pytest.raises(CorruptError):
+            treering.load(path)

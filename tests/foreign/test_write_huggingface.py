@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
@@ -211,3 +212,13 @@ def test_process_0_exports_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         be_process(job, 0, 2)
         treering.export(tmp_path / "m", {"w": WIDE}, to="hf")
     same(treering.load(tmp_path / "m")["w"], WIDE)
+
+
+def test_nested_keys_come_back_by_the_map_that_the_error_names(tmp_path: Path) -> None:
+    like = {"dense": {"kernel": WIDE}}
+    treering.export(tmp_path / "m", like, to="hf")
+    rule = 'KeyRule("{a}.{b}", "{a}/{b}")'
+    with pytest.raises(MismatchError, match=re.escape(f"key_map=KeyMap([{rule}]) nests names of two parts")):
+        treering.load(tmp_path / "m", like=like)
+    names = treering.KeyMap([treering.KeyRule("{a}.{b}", "{a}/{b}")])
+    same(treering.load(tmp_path / "m", like=like, key_map=names)["dense"]["kernel"], WIDE)

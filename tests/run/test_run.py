@@ -617,3 +617,18 @@ def test_a_tail_that_is_not_saved_is_told_at_the_end(tmp_path: Path) -> None:
     assert tr.Run(tmp_path / "b").latest() == 26
     with pytest.raises(RuntimeError, match="mine"):
         _train(tmp_path / "c", fails=True)
+
+
+@pytest.mark.parametrize("name", ["r.safetensors", "r.msgpack", "r.MSGPACK", "r.npz", "r.gz"])
+def test_a_run_does_not_begin_under_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": 1.5}).result()
+        for refused in (lambda: tr.Run(tmp_path / name).save(1, {"w": 1.5}), lambda: run.branch(1, tmp_path / name)):
+            with pytest.raises(UnsupportedError, match=r"has the name of a \.\w+ file, and a run is a folder"):
+                refused()
+    assert not (tmp_path / name).exists()
+    run.path.rename(tmp_path / name)  # as versions of before made
+    with tr.Run(tmp_path / name) as there:
+        assert there.load() == {"w": 1.5}
+        there.save(2, {"w": 2.5})
+    assert tr.load(tmp_path / name) == {"w": 2.5}

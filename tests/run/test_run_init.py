@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -264,3 +265,25 @@ def test_errors_of_the_function_and_of_the_checkpoint_pass(tmp_path: Path) -> No
     data.write_bytes(data.read_bytes()[:-8] + b"\x01" * 8)
     with pytest.raises(CorruptError):
         resumed(tmp_path / "a", lambda: {"w": jnp.zeros(1000)})
+
+
+@pytest.mark.parametrize(
+    "use", [int, bool, np.asarray, lambda one: [1, 2][one.astype(int)], lambda one: jnp.ones(2)[one > 0]]
+)
+def test_a_value_that_a_trace_lacks_is_explained(tmp_path: Path, use: Callable[[jax.Array], Any]) -> None:
+    run = tr.Run(tmp_path / "r")
+    with pytest.raises((TypeError, IndexError)) as caught:
+        run.load_or_init(lambda: {"w": jnp.zeros(3), "i": use(jnp.ones(()))})
+    assert any("treering traces the function that `load_or_init` is given" in note for note in caught.value.__notes__)
+
+
+def test_values_that_are_needed_while_tracing_are_computed_below_a_context_of_jax(tmp_path: Path) -> None:
+    def init() -> dict[str, Any]:
+        with jax.ensure_compile_time_eval():
+            count = int(jnp.ones(()))
+        return {"w": jnp.zeros(count), "i": count}
+
+    with tr.Run(tmp_path / "r") as run:
+        assert run.load_or_init(init)[1]["i"] == 1
+        run.save(1, init())
+        assert run.load_or_init(init).step == 1

@@ -307,3 +307,12 @@ def test_an_iterator_that_other_containers_hold_is_refused_with_where_it_may_be(
         run.save(1, {"loaders": {"train": {"of": Data()}}})
     with pytest.raises(UnsupportedError, match=r"treering\.Run saves its state"):
         tr.save(tmp_path / "checkpoint", {"data": Data()})
+
+
+def test_load_without_a_run_says_who_restores_iterators(run: tr.Run) -> None:
+    run.save(1, {"data": Data()})
+    with pytest.raises(MismatchError, match=r"run\.load\(like=\.\.\.\) of a `treering\.Run` gives iterators"):
+        tr.load(run.path, like={"data": Data()})
+    with pytest.raises(MismatchError) as caught:
+        tr.load(run.path, like={"other": 1})
+    assert "iterators" not in str(caught.value)

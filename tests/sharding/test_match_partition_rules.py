@@ -172,7 +172,7 @@ def test_none_is_no_leaf() -> None:
 
 @pytest.mark.parametrize("spec", [None, "x", 3])
 def test_a_rule_without_a_spec_is_a_type_error_when_strict(spec: Any) -> None:
-    with pytest.raises(TypeError, match=r"rule 'a' has .* for param: a/w"):
+    with pytest.raises(TypeError, match=r"rule 'a' gives .* to 'a/w', but must give a PartitionSpec"):
         match_partition_rules([("a", spec)], {"a": {"w": shaped(4)}})
 
 

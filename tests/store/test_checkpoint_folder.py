@@ -94,7 +94,9 @@ class TestEverywhere:
         path = tmp_path / "a"
         with folder_at(path) as saving:
             index = write(saving, b"one")
-            with pytest.raises(BusyError, match="another process is saving to this checkpoint"):
+            with pytest.raises(
+                BusyError, match="another process is saving to this checkpoint, or another thread of this one"
+            ):
                 save(path, b"two")
             with pytest.raises(BusyError):
                 save(path, b"two", overwrite=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import dataclasses
 import enum
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from treering._codec.compression import GZIP_MAGIC, unzip_first
+from treering._codec.documents import FIRST_BYTES, describe_text
 from treering._printable import kind_of, shorten
 from treering._store.api import asking, remembered
 from treering._store.open_folder import find_index_at
@@ -161,9 +161,9 @@ _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], str, Callable[[Path, list[str]],
 
 
 _FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
-_FIRST_BYTES: Final = 16
 _LOOKED_AT: Final = 64
 _HEADER_PREFIX: Final = 8
+_ASCII: Final = 128
 
 # First bytes of msgpack's maps and arrays, and of the extensions that are arrays here. Any other byte is a bare number
 # or text, and many a file that is no msgpack at all begins with one.
@@ -301,7 +301,7 @@ def _detect_file(place: Path, shown: str) -> Form | ForeignForm:
     try:
         with open_file(place) as file:
             size = file.size
-            first = file.read(0, min(size, _FIRST_BYTES))
+            first = file.read(0, min(size, FIRST_BYTES))
             zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == GZIP_MAGIC else None
     except NotFoundError as error:
         error.hint = _instead_of(place) or error.hint
@@ -369,10 +369,11 @@ def _leads_on(place: Path) -> bool:
 
 def _file(shown: str, first: bytes, size: int) -> Form:
     # The length of a JSON header, little-endian in eight bytes, then that header.
-    header = int.from_bytes(first[:_HEADER_PREFIX], "little")
-    if first[_HEADER_PREFIX : _HEADER_PREFIX + 1] == b"{" and first[6:8] == b"\0\0":
+    is_named, next_byte = shown.endswith(".safetensors"), first[_HEADER_PREFIX : _HEADER_PREFIX + 1]
+    if next_byte == b"{" and first[6:8] == b"\0\0":
         return Form.SAFETENSORS
-    if shown.endswith(".safetensors") and (size < _HEADER_PREFIX or not header or header > size - _HEADER_PREFIX):
+    is_text = describe_text(first) is not None and first[0] < _ASCII
+    if is_named and next_byte in (b"", b"{") and not (is_text and size >= _HEADER_PREFIX):
         # Damaged, and its reader says how.
         return Form.SAFETENSORS
     if shown.endswith(".eqx"):
@@ -382,10 +383,11 @@ def _file(shown: str, first: bytes, size: int) -> Form:
             is_index = other == _INDEX_ITSELF or located(shown).name in _LEAVES
             hint = "pass the folder that it is in" if is_index else READ_HERE
             raise FormatError(f"{shown!r} is {other}, not msgpack", hint=hint)
-    if shown.endswith(".safetensors"):
+    is_beyond = int.from_bytes(first[:_HEADER_PREFIX], "little") > size - _HEADER_PREFIX
+    if is_named and not (is_text or (is_beyond and first[0] in _HOLDERS)):
         return Form.SAFETENSORS
-    # What is called .msgpack and is none is damaged, and its reader says how.
-    if not shown.endswith(".msgpack"):
+    # What is called .msgpack and is none is damaged, and its reader says how. A number is one byte, more are a text.
+    if not shown.endswith(".msgpack") or (is_text and size > 1):
         _require_holder(shown, first)
     return Form.MSGPACK
 
@@ -393,17 +395,8 @@ def _file(shown: str, first: bytes, size: int) -> Form:
 def _require_holder(shown: str, first: bytes) -> None:
     if not first or first[0] not in _HOLDERS:
         bare = "a bare value is msgpack only in a file with the suffix .msgpack"
-        hint = "it is empty" if not first else "it looks like text" if _is_text(first) else bare
+        hint = describe_text(first) or bare if first else "it is empty"
         raise FormatError(f"{shown!r} is in no form that treering reads ({_FORMS})", hint=hint)
-
-
-def _is_text(first: bytes) -> bool:
-    """Tell whether these bytes, cut off anywhere, are UTF-8 text."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(first)
-    except UnicodeDecodeError:
-        return False
-    return all(character.isprintable() or character.isspace() for character in text.removeprefix("\ufeff"))
 
 
 def _instead_of(place: Path) -> str | None:

@@ -85,7 +85,7 @@ def paths_of(path: Where) -> list[str | os.PathLike[str]]:
     """
     paths: list[Any] = list(path) if isinstance(path, list | tuple) else [path]
     if not paths:
-        raise UnsupportedError("the first argument is the path, a str or os.PathLike; found an empty list")
+        raise UnsupportedError("the first argument is an empty list", hint="pass a path, or a list of one path or more")
     for one in paths:
         require_path(one)
     return [kept(one) for one in paths]

@@ -469,7 +469,7 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Ma
             if not same_value(saved, here):
                 lines.append(f"{key_name(key)}: saved as {difference(saved, here, called)}")
     if lines:
-        what = f"what no file holds comes from `{called}`, and differs from what was saved"
+        what = f"classes, functions and static fields come from `{called}`, and these are not those that were saved"
         warn_of(what, lines, StaticFieldsDifferWarning)
 
 

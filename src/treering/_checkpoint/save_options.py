@@ -40,6 +40,17 @@ _OTHER_FORMS: Final = frozenset(
 )
 
 
+def require_folder_name(place: Path, shown: str, what: str) -> None:
+    """Require that the name of a new folder is not that of a file.
+
+    Raises:
+        UnsupportedError: it has the suffix of one.
+    """
+    if place.suffix.lower() in (*FILE_SUFFIXES, *_OTHER_FORMS):
+        problem = f"{shown!r} has the name of a {place.suffix} file, and {what} is a folder"
+        raise UnsupportedError(problem, hint="choose a name without that suffix")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
     """The older checkpoints whose files a save may share."""

@@ -336,7 +336,11 @@ class CheckpointFolder(AttemptFiles):
             except FileNotFoundError as error:
                 raise self._refuse(str(error.strerror)) from error
             if outcome is Outcome.LOST:
-                raise self._exists() if self._is_first else self._refuse("another process saved there meanwhile")
+                raise (
+                    self._exists()
+                    if self._is_first
+                    else self._refuse("another process or thread saved there meanwhile")
+                )
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, f"no answer came to PUT {INDEX!r}, the commit: it may yet be in place")
         try:
@@ -355,7 +359,7 @@ class CheckpointFolder(AttemptFiles):
             self._opened = True
             if not self._transaction.lock():
                 hint = None if store.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
-                raise self._refuse("another process is saving to this checkpoint", hint)
+                raise self._refuse("another process is saving to this checkpoint, or another thread of this one", hint)
             names = list_names(store)
             found = store.find(INDEX)
             self._old = None if found is None else found.version
@@ -433,7 +437,7 @@ class CheckpointFolder(AttemptFiles):
         store = self._store
         for _, life in sweep_attempts(self._transaction, names, listed):
             if life is Held.YES:
-                raise self._refuse("another process is saving to this checkpoint")
+                raise self._refuse("another process is saving to this checkpoint, or another thread of this one")
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
             finish_removals(store, names, self._names_in, listed)
         # What is not swept may go on: its marker is there. It may also have come after the names were listed.

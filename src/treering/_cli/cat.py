@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_TEXT = 10_000
+_NO_TYPES = {"none": "None", "opaque": "a function or another object"}
 _MOST_ITEMS = 1000
 _EDGE = 3
 
@@ -64,7 +65,8 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
         if record.dtype is None:
             if slices is not None or npy:
                 without = "has no slices" if slices is not None else "cannot be written as .npy"
-                raise FormatError(f"{name!r} is not an array but a Python value ({record.kind}), and {without}")
+                kind = _NO_TYPES.get(record.kind, f"a Python {record.kind}")
+                raise FormatError(f"{name!r} {without}, because it is not an array but {kind}")
             value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
             opaque = isinstance(value, OpaqueLeaf)
             text = visible(value.text, _LONGEST_TEXT) if opaque else format_value(value, sys.maxsize)

@@ -9,6 +9,7 @@ Source: RFC 8259; RFC 7493 (I-JSON) for what is refused beyond it.
 
 from __future__ import annotations
 
+import codecs
 import collections
 import contextlib
 import dataclasses
@@ -109,6 +110,28 @@ def decode_text(data: bytes, what: str, encoding: str = "UTF-8", at: int = 0) ->
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise CorruptError(f"{what} is not {encoding}", offset=at + error.start) from None
+
+
+FIRST_BYTES: Final = 48
+"""So many bytes of a file tell whether it is a text."""
+_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+
+
+def describe_text(first: bytes) -> str | None:
+    """Say what a text is whose first bytes, cut off anywhere, these are; None where they are no UTF-8 text.
+
+    Example:
+        >>> describe_text(b"<html>"), describe_text(bytes(8))
+        ('it looks like text', None)
+    """
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeDecodeError:
+        return None
+    if not text or not all(each.isprintable() or each.isspace() for each in text.removeprefix("\ufeff")):
+        return None
+    pointer = "it is a pointer of Git LFS in place of the file: run `git lfs pull` to fetch that"
+    return pointer if first.startswith(_POINTER) else "it looks like text"
 
 
 def json_text(value: Any) -> str:

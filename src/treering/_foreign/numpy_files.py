@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from treering._checkpoint.detect import EQUINOX, READ_EQUINOX
-from treering._codec.zarr import ZarrArray
+from treering._codec.zarr import ZarrArray, stored_dtype
 from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, GridLeaf, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
@@ -29,7 +29,7 @@ from treering._store.api import Reader, remembered, require_range
 from treering._store.failures import naming_file
 from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
-from treering._values.dtypes import NUMPY_SIZES
+from treering._values.dtypes import is_numpy, itemsize_of
 from treering._values.human import pluralize
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
@@ -55,8 +55,9 @@ _HEADER: Final = re.compile(
     rb"'shape': \(((?:[0-9]{1,19}(?:, |,?(?=\))))*)\),? ?\}\s*",
     re.DOTALL,
 )
-_CODE: Final = re.compile(r"([<>|=])([?biufcMmSUVO])([0-9]{1,18})?")
+_CODE: Final = re.compile(r"([<>|=])([?biufcMmSUVO])([0-9]{1,18})?(\[[0-9A-Za-z]+\])?")
 _KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+_TIMES: Final = {"M": "datetime64", "m": "timedelta64"}
 _TEXT: Final = {"U": ("str", 4), "S": ("bytes", 1)}
 
 
@@ -220,7 +221,8 @@ def _try_leaf(file: Reader, entry: zipfile.ZipInfo, first: bytes, notes: list[st
 
     notes.append(f"{problem.message}, so that only its number of bytes is shown, and it cannot be read")
     size = (max(1, min(entry.compress_size, file.size)),)
-    return _encoded_leaf(ZarrArray(shape=size, chunks=size, dtype="uint8"), refuse)
+    kind = LeafType(kind="numpy", dtype="uint8", shape=size)
+    return _encoded_leaf(kind, ZarrArray(shape=size, chunks=size, dtype="uint8"), refuse)
 
 
 def _leaf_of(file: Reader, entry: zipfile.ZipInfo, first: bytes) -> ForeignLeaf:
@@ -270,11 +272,10 @@ def _raw_leaf(
 
     if (text := _text_of(found, fetch, nbytes, what)) is not None:
         return text
-    layout = _layout(found, nbytes, what)
+    kind, layout = _layout(found, nbytes, what)
     if layout.plain:
-        kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
         return ForeignLeaf(kind, pieces=[(None, 0, start)], crc=None if crc is None else (before, crc))
-    return _encoded_leaf(layout, fetch)
+    return _encoded_leaf(kind, layout, fetch)
 
 
 def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str, first: bytes) -> ForeignLeaf:
@@ -299,13 +300,12 @@ def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str, fir
 
     if (text := _text_of(found, fetch, nbytes, what)) is not None:
         return text
-    return _encoded_leaf(_layout(found, nbytes, what), fetch)
+    return _encoded_leaf(*_layout(found, nbytes, what), fetch)
 
 
-def _encoded_leaf(layout: ZarrArray, fetch: Callable[[int], bytes]) -> ForeignLeaf:
+def _encoded_leaf(kind: LeafType, layout: ZarrArray, fetch: Callable[[int], bytes]) -> ForeignLeaf:
     if 0 in layout.shape:
         fetch(0)  # nobody reads what has no items, and its header has to be checked too
-    kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
     return ForeignLeaf(kind, grid=GridLeaf(layout, fetch))
 
 
@@ -323,30 +323,32 @@ def _parse_header(data: bytes, what: str) -> _Array:
     return _Array(found[1].decode("latin-1").strip("'"), found[2] == b"True", tuple(shape), start + length)
 
 
-def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
-    """Return how an array lies, as one chunk."""
+def _layout(found: _Array, nbytes: int, what: str) -> tuple[LeafType, ZarrArray]:
+    """Return what an array is, and how it lies, as one chunk."""
     code = _CODE.fullmatch(found.dtype)
-    order, kind, size = code.groups() if code is not None else ("", "", None)
+    order, kind, size, unit = code.groups() if code is not None else ("", "", None, None)
     if kind == "O":
         raise UnsupportedError(f"{what} holds pickled Python objects", hint="treering never unpickles; save arrays")
     dtype = "bool" if kind in {"?", "b"} and size in {None, "1"} else f"{_KINDS.get(kind, '?')}{8 * int(size or 0)}"
-    if dtype not in NUMPY_SIZES:
+    if kind in _TIMES and size == "8":
+        dtype = f"{_TIMES[kind]}{unit or ''}"
+    if not is_numpy(dtype) or (unit and kind not in _TIMES):
         hint = "numpy writes bfloat16 and float8 so, without their names: save them as safetensors"
         problem = f"{what} is of the dtype {found.dtype:.60}, which has no form here"
-        raise UnsupportedError(problem, hint=hint if kind == "V" else None)
-    shape = check_shape(list(found.shape), dtype, what)
+        raise UnsupportedError(problem, hint=hint if kind == "V" else "save it as numbers, or as a text")
+    shape, itemsize = check_shape(list(found.shape), dtype, what), itemsize_of(dtype)
     layout = ZarrArray(
         shape=shape,
         chunks=tuple(max(1, length) for length in shape),
-        dtype=dtype,
-        big_endian=order == ">" and NUMPY_SIZES[dtype] > 1,
+        dtype=stored_dtype(dtype),
+        big_endian=order == ">" and itemsize > 1,
         order="F" if found.fortran and len(shape) > 1 else "C",
     )
-    if (wanted := NUMPY_SIZES[dtype] * math.prod(shape)) != nbytes:
+    if (wanted := itemsize * math.prod(shape)) != nbytes:
         raise CorruptError(
             f"{what}: an array of {dtype} {list(shape)} takes {pluralize(wanted, 'bytes')}, it has {nbytes}"
         )
-    return layout
+    return LeafType(kind="numpy", dtype=dtype, shape=shape), layout
 
 
 def _text_of(found: _Array, fetch: Callable[[], bytes], nbytes: int, what: str) -> ForeignLeaf | None:

@@ -21,10 +21,11 @@ from treering._background.writer import Watch
 from treering._checkpoint import forms
 from treering._checkpoint.save_files import write_buffers
 from treering._checkpoint.save_options import SaveOptions
+from treering._format.index import LeafType
 from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import needs_nonce
-from treering._values.dtypes import NUMPY_SIZES
+from treering._values.dtypes import is_numpy
 from treering._values.keys import join_key, quoted_key, split_key
 
 _LARGE: Final = 0xFFFFFFFF
@@ -60,7 +61,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     """Yield all that is more than arrays of numpy's own dtypes by their names."""
     yield from forms.lost_members(metadata)
     yield from forms.lost_containers(part.structure)
-    yield from forms.lost_leaves(source, part, lambda kind: forms.refuse_others(kind, NUMPY_SIZES))
+    yield from forms.lost_leaves(source, part, _refuse)
     yield from forms.lost_names(part.keys, names := _names(part), _is_odd)
     known = set(names)
     for key, name in zip(part.keys, names, strict=True):
@@ -80,6 +81,10 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     content = _archive(entries, nonce, lambda array: array.blocks(0, array.size))
     write_buffers(content, size, save, watch, unique=bool(nonce))
     return dict(zip((join_key([name]) for name in names), arrays, strict=True))
+
+
+def _refuse(kind: LeafType) -> str | None:
+    return forms.refuse_others(kind, (kind.dtype,) if is_numpy(kind.dtype) else ())
 
 
 def _is_odd(name: str) -> bool:

@@ -15,7 +15,17 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import add_hint, check_hashes, decode_text, json_text, member, parse_json, quote
+from treering._codec.documents import (
+    FIRST_BYTES,
+    add_hint,
+    check_hashes,
+    decode_text,
+    describe_text,
+    json_text,
+    member,
+    parse_json,
+    quote,
+)
 from treering._format.columns import escape_surrogates
 from treering._format.document import check_chunks, encode_index, is_first_version, parse_index
 from treering._format.index import LIMIT, Chunks, Container, DataFile, Index, LeafType, format_chunk, leaf_bytes
@@ -387,12 +397,14 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
 
     Raises:
         CorruptError: the header is damaged, contradicts itself, or its arrays do not tile the file.
-        FormatError: the file is a part of a checkpoint.
+        FormatError: the file is a text, or a part of a checkpoint.
         UnsupportedError: an array is of a dtype that has no form in memory here.
     """
     if size < 8:  # noqa: PLR2004
         raise CorruptError(f"a safetensors file has at least 8 bytes, this one {size}", offset=size)
     if (length := int.from_bytes(fetch(0, 8), "little")) > min(size - 8, LARGEST_HEADER):
+        if (told := describe_text(fetch(0, min(size, FIRST_BYTES)))) is not None:
+            raise FormatError("it is not a safetensors file", hint=told)
         raise CorruptError(f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0)
     raw = fetch(8, length)
     text = decode_text(raw, "the header", at=8)

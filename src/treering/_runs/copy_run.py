@@ -13,6 +13,7 @@ from typing import Any
 from treering._arrays.jobs import Progress
 from treering._checkpoint.copy_checkpoint import checked_pieces, copy_checkpoint, copy_file, copy_opened
 from treering._checkpoint.detect import ForeignForm, Form, detect
+from treering._checkpoint.save_options import require_folder_name
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
@@ -141,7 +142,9 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
 
 def _new_folder(to: str | os.PathLike[str], target: str) -> Path:
     path = resolve.new_folder_path(to)
-    if resolve.is_taken(path) and not resolve.is_folder(path):
+    if not resolve.is_taken(path):
+        require_folder_name(path, target, "the copy")
+    elif not resolve.is_folder(path):
         # In a bucket a folder may have the name of an object, and readers would find the object.
         raise ExistsError(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")
     return path

@@ -218,7 +218,9 @@ def _tidy(
 
 
 def _busy(shown: str) -> BusyError:
-    error = BusyError(f"could not clear {shown!r}: another process is saving to this step")
+    error = BusyError(
+        f"could not clear {shown!r}: another process is saving to this step, or another thread of this one"
+    )
     return with_errno(error, errno.EBUSY, shown)
 
 

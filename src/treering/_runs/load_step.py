@@ -208,7 +208,8 @@ class _Fresh:
             trees.append(unflatten(tree, leaves))
             return [flat.leaves[number] for number in traced]
 
-        avals = jax.eval_shape(arrays)
+        with _noting_trace():
+            avals = jax.eval_shape(arrays)
         skeleton = trees[-1]
         flat = flatten_like(skeleton)
         holes = [number for number, leaf in enumerate(flat.leaves) if leaf is _HOLE]
@@ -249,9 +250,24 @@ class _Fresh:
             return [flat.leaves[number] for number in numbers]
 
         places = [self.shardings[self.flat.keys[number]] for number in numbers]
-        return cast("list[jax.Array]", jax.jit(arrays, out_shardings=places)())
+        with _noting_trace():
+            return cast("list[jax.Array]", jax.jit(arrays, out_shardings=places)())
 
 
+@contextlib.contextmanager
+def _noting_trace() -> Iterator[None]:
+    """Add to an error of jax about a value that a trace does not have what to do."""
+    try:
+        yield
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        error.add_note(_NO_VALUES)
+        raise
+
+
+_NO_VALUES: Final = (
+    "treering traces the function that `load_or_init` is given and does not run it, so no array of jax has a value in "
+    "it: compute such a value before the call, with numpy, or below `with jax.ensure_compile_time_eval():`"
+)
 _HOLE: Final = aval_of((), bool)
 
 

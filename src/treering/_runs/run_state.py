@@ -15,7 +15,7 @@ import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, wait_for
-from treering._checkpoint.save_options import Increment
+from treering._checkpoint.save_options import Increment, require_folder_name
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._format.run_document import StepRecord
@@ -391,6 +391,7 @@ class RunState:
         from treering._runs.copy_run import branch_step
 
         step = require_step_number(step)
+        require_folder_name(new.path, new.shown, "a run")
 
         def copy() -> None:
             branch_step(self.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)

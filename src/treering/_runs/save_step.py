@@ -20,7 +20,7 @@ from treering._arrays.host import this_processes
 from treering._background.saves import in_flight, reword, wait_for
 from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
-from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.save_options import SaveOptions, require_folder_name
 from treering._format.document import INDEX_NAME
 from treering._format.run_document import Resumes, StepNote, SupersededSteps, add_note
 from treering._printable import kind_of
@@ -218,6 +218,8 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
         if INDEX_NAME in names or not run.known_place:
             require_run(folder, listed)
             run.known_place = True
+    if not names:  # a run that is there goes on, whatever its name is
+        require_folder_name(run.path, run.shown, "a run")
     # By names alone: a look into thousands of steps would hold up the loop.
     folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
     noted = Resumes.NAME in names or bool(run.passed)

@@ -17,10 +17,10 @@ from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, StagedFolder, Store
 from treering._store.objects.url import (
     READ_ONLY,
-    MemoryPath,
     UrlPath,
     WebPath,
     bucket_path,
+    memory_path,
     scheme_of,
     url_meant,
     web_path,
@@ -68,7 +68,7 @@ def located(path: str | os.PathLike[str]) -> Path:
         place = _without_missing(Path(text))
         return place if scheme_of(f"{place}/") is None else place.absolute()
     if scheme == "memory":
-        return cast("Path", MemoryPath(text))
+        return cast("Path", memory_path(text))
     if scheme == "file":
         return _from_file_url(text)
     return cast("Path", web_path(text) if scheme in _WEB else bucket_path(text))
@@ -111,7 +111,9 @@ def file_path(path: str | os.PathLike[str]) -> Path:
         UnsupportedError: it is no text, a URL of another kind, or names no file.
     """
     text = _text_of(path)
-    if not text or text.endswith(("/", os.sep)):
+    if not text:
+        raise UnsupportedError("the path is empty", hint="pass the name of a file or folder")
+    if text.endswith(("/", os.sep)):
         raise UnsupportedError(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
 

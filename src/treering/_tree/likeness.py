@@ -17,6 +17,7 @@ from treering._format.leaf_values import same_value
 from treering._format.selection import Selection
 from treering._format.structure import KEYS, containers_of, key_text, walk
 from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
+from treering._tree.each import gives_state
 from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
 from treering._tree.registry import is_typed_key, key_dtype, key_impl
 from treering._tree.state_dict import shown_key, suggest
@@ -322,7 +323,7 @@ def match_leaves(
                 result.fits.append(KEPT)
                 report.kept.append((key, leaf, kind))
             else:
-                report.add_missing(key, sources.get(key, key), wanted_text(leaf, kind))
+                report.add_missing(key, sources.get(key, key), leaf, kind)
             continue
         # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
         type_ = index.leaf_types[number]
@@ -407,10 +408,14 @@ class _Report:
     missing: list[str] = dataclasses.field(default_factory=list)
     """Keys of ``like`` for which nothing is stored."""
     castable: bool = False
+    stateful: bool = False
+    """Whether ``like`` has an iterator, or another object that gives its state away."""
 
-    def add_missing(self, key: str, source: str, wanted: str) -> None:
+    def add_missing(self, key: str, source: str, leaf: Any, kind: str) -> None:
         """Note that nothing is stored for a leaf of ``like``."""
         self.missing.append(key)
+        self.stateful |= gives_state(type(leaf))
+        wanted = wanted_text(leaf, kind)
         where = "" if source == key else f" (looked for {shown_key(source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if self.keeps else ""
         why = ""
@@ -439,12 +444,16 @@ class _Report:
         if called == "like" and "" in self.missing:
             return "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function; at= loads a part"
         leave = self.unexpected and not self.ignored and 'extra="ignore" ignores leaves that only the checkpoint has'
+        renamed = (self.missing or self.kept) and self.unexpected
+        is_dotted = any("/" in key and key.replace("/", ".") in self.unexpected for key in self.missing)
         hints = [
+            self.stateful and "run.load(like=...) of a `treering.Run` gives iterators their state back",
+            is_dotted and 'key_map=KeyMap([KeyRule("{a}.{b}", "{a}/{b}")]) nests names of two parts; a rule a depth',
             self.missing and self.wording.is_part and "load([base, part], like) puts a part over the rest of its tree",
             self.castable and f"cast=True converts numbers to the dtypes of `{called}`, within a category",
             self.missing and not self.keeps and f'missing="keep" keeps what `{called}` has',
             leave and not self.wording.takes_extra and f"{leave}, only= and at= load a part",
-            (self.missing or self.kept) and self.unexpected and "key_map={wanted: saved} maps renamed leaves",
+            renamed and not is_dotted and "key_map={wanted: saved} maps renamed leaves",
         ]
         told = "; ".join(str(hint) for hint in hints if hint)
         advice = self.wording.advice + told if told else ""
@@ -513,7 +522,7 @@ def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called:
         >>> saved = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "relu"),)), 1]
         >>> like = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "gelu"),)), 1]
         >>> static_differences(saved, like)
-        ["act of m.Layer: saved 'relu', like has 'gelu'"]
+        ["the root: act of m.Layer: saved 'relu', like has 'gelu'"]
     """
     # Dicts, of which there are the most, differ from nothing but what is none.
     here, wanted = dict(_others_than_dicts(saved)), dict(_others_than_dicts(like))
@@ -522,8 +531,8 @@ def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called:
     lines: list[str] = []
     for path, container in here.items():
         if (other := wanted.get(path)) is not None:
-            where = f"{join_key(path)}: " if path else ""
-            lines += [f"{where}{line}" for line in _differences(container, other, called)]
+            where = join_key(path) or "the root"
+            lines += [f"{where}: {line}" for line in _differences(container, other, called)]
     return lines
 
 

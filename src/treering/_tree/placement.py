@@ -171,10 +171,9 @@ def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest:
     """
     pattern, spec = rule
     if not isinstance(spec, PartitionSpec | tuple):
-        found = f"has {kind_of(spec)}, no PartitionSpec, for param: {printable(name)}"
-        raise UnsupportedError(
-            f"the partition rule {_pattern_text(pattern)!r} {found}", hint="PartitionSpec() replicates"
-        )
+        found = f"gives {kind_of(spec)} to {printable(name)!r}, but must give a PartitionSpec"
+        hint = "PartitionSpec() replicates an array"
+        raise UnsupportedError(f"the partition rule {_pattern_text(pattern)!r} {found}", hint=hint)
     if math.prod(shape) < smallest:
         return spec_of()
     return cut_spec(spec, len(shape))

@@ -78,6 +78,16 @@ def itemsize_of(name: str | None) -> int:
     return 0 if known is None else known.itemsize
 
 
+def is_numpy(name: str | None) -> bool:
+    """Tell whether a dtype is one of numpy's own that every machine has: of numbers, or of times.
+
+    Example:
+        >>> is_numpy("int8"), is_numpy("datetime64[s]"), is_numpy("bfloat16"), is_numpy(None)
+        (True, True, False, False)
+    """
+    return name in NUMPY_SIZES or ((name or "")[:8] in ("datetime", "timedelt") and lookup(name or "") is not None)
+
+
 @functools.lru_cache(maxsize=256)
 def is_float(name: str | None) -> bool:
     """Tell whether the name is that of a dtype of floats.

@@ -108,6 +108,14 @@ def test_all_of_the_memory_is_a_place_and_no_folder_on_disk(tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("url", ["memory://b/x/../ck", "memory://b/a\nb", "memory://b/.."])
+def test_the_memory_refuses_what_buckets_do(url: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"'\.\.' in it|control character"):
+        treering.save(url, {"a": 1})
+    with pytest.raises(UnsupportedError, match=r"'\.\.' in it|control character"):
+        treering.load(url)
+
+
 def test_schemes() -> None:
     assert str(located("s3://b")) == "s3://b"
     assert located("FILE:/a") == Path("/a")

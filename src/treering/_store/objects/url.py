@@ -185,15 +185,30 @@ def bucket_path(url: str | PurePath) -> BucketPath:
         what = f"{text!r} names no bucket: {bucket!r} is no name of one"
         raise UnsupportedError(what, hint="a URL is s3://BUCKET/PATH")
     key = found[3] or ""
-    if ".." in key.split("/"):
-        raise UnsupportedError(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
-    if _CONTROL.search(key):
-        raise UnsupportedError(f"{text!r} has a control character in it", hint="give the object another name")
+    _require_name(text, key)
     if _SIGNED.search(key):
         what = f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads"
         raise UnsupportedError(what, hint="credentials come from the environment or from treering.bucket")
     scheme = "abfss" if "@" in bucket else _ONE_NAME.get(scheme, scheme)
     return BucketPath(f"{scheme}://{bucket}/{key}")
+
+
+def memory_path(url: str) -> MemoryPath:
+    """Return the path that the URL of something in the memory of this process means.
+
+    Raises:
+        UnsupportedError: no object of a bucket can have the name.
+    """
+    path = MemoryPath(url)
+    _require_name(url, path.key)
+    return path
+
+
+def _require_name(text: str, key: str) -> None:
+    if ".." in key.split("/"):
+        raise UnsupportedError(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
+    if _CONTROL.search(key):
+        raise UnsupportedError(f"{text!r} has a control character in it", hint="give the object another name")
 
 
 def web_path(url: str | PurePath) -> WebPath:
