@@ -212,6 +212,6 @@ def test_arrays_in_defaults_and_attributes_are_refused(function: Any, place: str
 
 def test_a_root_of_another_class_is_told_as_such(tmp_path: Path) -> None:
     treering.save(tmp_path / "a", {"weight": 1.5})
-    said = r"^classes, functions and static fields come from `like`.*:\n  the root: saved as dict, like has .*Held$"
+    said = r"^classes, functions and static fields come from `like`.*:\n  \(the root\): saved as dict, like has .*Held$"
     with pytest.warns(StaticFieldsDifferWarning, match=said):
         treering.load(tmp_path / "a", like=Held(1.0, None))

@@ -212,7 +212,7 @@ def test_dicts_in_another_order_are_compared_by_their_key_paths() -> None:
 
 def test_functions_are_compared_by_name() -> None:
     (line,) = differences(jax.tree_util.Partial(add, 1), jax.tree_util.Partial(len, 1))
-    assert line == f"the root: func of jax.tree_util.Partial: saved {add.__module__}.add, like has builtins.len"
+    assert line == f"(the root): func of jax.tree_util.Partial: saved {add.__module__}.add, like has builtins.len"
     assert differences(Point(1, 2, object()), Point(1, 2, object())) == []  # type: ignore[arg-type]
 
 
@@ -220,12 +220,12 @@ def test_classes_are_compared() -> None:
     assert differences({"a": Plain(1, 2)}, {"a": Point(1, 2)}) == [
         "a: saved as tests.properties.strategies.Plain, like has tests.properties.strategies.Point"
     ]
-    assert differences([1], (1,)) == ["the root: saved as list, like has tuple"]
+    assert differences([1], (1,)) == ["(the root): saved as list, like has tuple"]
     assert differences({"a": 1}, freeze({"a": 1})) == [
-        "the root: saved as dict, like has flax.core.frozen_dict.FrozenDict"
+        "(the root): saved as dict, like has flax.core.frozen_dict.FrozenDict"
     ]
     assert differences(Pair(1, 2), Chexed(alpha=1, beta=2))[0].startswith(
-        "the root: saved as tests.properties.strategies.Pair"
+        "(the root): saved as tests.properties.strategies.Pair"
     )
 
 
@@ -239,10 +239,10 @@ def test_a_field_that_one_side_lacks() -> None:
     saved = flatten(Point(1, 2)).tokens
     head = dataclasses.replace(saved[0], static=())  # type: ignore[type-var]
     assert static_differences(saved, [head, 2]) == [
-        "the root: label of tests.properties.strategies.Point: saved 'static', like has none"
+        "(the root): label of tests.properties.strategies.Point: saved 'static', like has none"
     ]
     assert static_differences([head, 2], saved) == [
-        "the root: label of tests.properties.strategies.Point: not saved, like has 'static'"
+        "(the root): label of tests.properties.strategies.Point: not saved, like has 'static'"
     ]
 
 

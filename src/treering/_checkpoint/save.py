@@ -27,11 +27,12 @@ from treering._checkpoint.joint_driver import tell_of_end
 from treering._checkpoint.save_files import SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, own_boxes, write_folder, write_share
 from treering._checkpoint.save_msgpack import MsgpackSave
-from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions, require_value
+from treering._checkpoint.save_options import SaveOptions, require_value
 from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
 from treering._store.resolve import absolute, new_folder_path, resolved
 from treering._tree.each import hold_states
+from treering._values.arguments import FILE_SUFFIXES
 from treering._values.processes import Processes
 from treering._values.telemetry import note_duration, phase, report
 from treering._view.progress import showing

@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import ml_dtypes
@@ -22,7 +22,7 @@ from treering._arrays.outgoing import WHOLE, SavedPart
 from treering._codec.documents import check_json
 from treering._printable import kind_of
 from treering._store.resolve import absolute, kept, located, new_file_path, new_folder_path, require_path
-from treering._values.arguments import require_flags, require_one_of, timeout_seconds
+from treering._values.arguments import FILE_SUFFIXES, OTHER_FORMS, require_flags, require_one_of, timeout_seconds
 from treering._view.progress import reporter
 from treering.errors import UnsupportedError
 
@@ -30,25 +30,6 @@ T = TypeVar("T")
 
 HostLocal: TypeAlias = Literal["first", "equal"]
 """Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
-
-FILE_SUFFIXES: Final = (".msgpack", ".safetensors")
-"""Paths that end so become one file; all others become a folder."""
-
-# Suffixes of files of others: a folder of such a name would not be what its user expects.
-_OTHER_FORMS: Final = frozenset(
-    {".bin", ".gguf", ".gz", ".h5", ".hdf5", ".json", ".npy", ".npz", ".onnx", ".pkl", ".pickle", ".pt", ".pth", ".zip"}
-)
-
-
-def require_folder_name(place: Path, shown: str, what: str) -> None:
-    """Require that the name of a new folder is not that of a file.
-
-    Raises:
-        UnsupportedError: it has the suffix of one.
-    """
-    if place.suffix.lower() in (*FILE_SUFFIXES, *_OTHER_FORMS):
-        problem = f"{shown!r} has the name of a {place.suffix} file, and {what} is a folder"
-        raise UnsupportedError(problem, hint="choose a name without that suffix")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +120,7 @@ class SaveOptions:
         require_one_of("host_local", host_local, ("first", "equal"))
         is_file = isinstance(path, str) and Path(path).suffix.lower() in suffixes
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
-        if (suffix := place.suffix.lower()) in _OTHER_FORMS.difference(suffixes):
+        if (suffix := place.suffix.lower()) in OTHER_FORMS.difference(suffixes):
             who, instead = ("treering.save", "treering.export does; ") if suffix == ".npz" else ("treering", "")
             *others, last = filter(None, suffixes)
             files = f"{', '.join(others)} and {last} become one file"

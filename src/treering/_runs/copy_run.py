@@ -13,7 +13,6 @@ from typing import Any
 from treering._arrays.jobs import Progress
 from treering._checkpoint.copy_checkpoint import checked_pieces, copy_checkpoint, copy_file, copy_opened
 from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.save_options import require_folder_name
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
@@ -35,6 +34,7 @@ from treering._store import resolve
 from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
+from treering._values.arguments import require_folder_name
 from treering.errors import BusyError, ExistsError, NotFoundError, UnsupportedError
 
 

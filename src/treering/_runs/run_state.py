@@ -15,7 +15,7 @@ import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, wait_for
-from treering._checkpoint.save_options import Increment, require_folder_name
+from treering._checkpoint.save_options import Increment
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._format.run_document import StepRecord
@@ -29,7 +29,7 @@ from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.steps import missing_step, noted_steps, read_record, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
-from treering._values.arguments import require_flags, timeout_seconds, wait_seconds
+from treering._values.arguments import require_flags, require_folder_name, timeout_seconds, wait_seconds
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
 from treering._values.human import near, steps_text
 from treering._values.telemetry import warn_of

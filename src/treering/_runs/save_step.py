@@ -20,7 +20,7 @@ from treering._arrays.host import this_processes
 from treering._background.saves import in_flight, reword, wait_for
 from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
-from treering._checkpoint.save_options import SaveOptions, require_folder_name
+from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._format.run_document import Resumes, StepNote, SupersededSteps, add_note
 from treering._printable import kind_of
@@ -34,7 +34,7 @@ from treering._runs.results import StepSave
 from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
-from treering._values.arguments import require_flags
+from treering._values.arguments import require_flags, require_folder_name
 from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
@@ -126,8 +126,7 @@ def _save_step(
         if not decision.save:
             run.raise_unreported(raises=processes.count == 1)  # where others save, they can be told
             return StepSave(step=step, reason=decision.reason)
-        order = Order()
-        items, note = None, dict[str, Any]()
+        order, items, note = Order(), None, dict[str, Any]()
         refusal: Exception | None = None
         try:
             run.raise_unreported()

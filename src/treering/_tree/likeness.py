@@ -24,7 +24,7 @@ from treering._tree.state_dict import shown_key, suggest
 from treering._tree.static_values import SETTINGS
 from treering._values.dtypes import is_kind_kept, lookup, number_rank, numpy_dtype
 from treering._values.human import build_mismatch, pluralize
-from treering._values.keys import join_key, split_key
+from treering._values.keys import join_key, key_name, split_key
 from treering.errors import MismatchError
 
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -522,7 +522,7 @@ def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called:
         >>> saved = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "relu"),)), 1]
         >>> like = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "gelu"),)), 1]
         >>> static_differences(saved, like)
-        ["the root: act of m.Layer: saved 'relu', like has 'gelu'"]
+        ["(the root): act of m.Layer: saved 'relu', like has 'gelu'"]
     """
     # Dicts, of which there are the most, differ from nothing but what is none.
     here, wanted = dict(_others_than_dicts(saved)), dict(_others_than_dicts(like))
@@ -531,7 +531,7 @@ def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called:
     lines: list[str] = []
     for path, container in here.items():
         if (other := wanted.get(path)) is not None:
-            where = join_key(path) or "the root"
+            where = key_name(join_key(path))
             lines += [f"{where}: {line}" for line in _differences(container, other, called)]
     return lines
 

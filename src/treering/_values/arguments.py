@@ -7,6 +7,7 @@ import numbers
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from treering._printable import kind_of
@@ -16,6 +17,14 @@ from treering.errors import UnsupportedError
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
 _BOOLS: Final = ("bool", "bool_")
 """What numpy 2 and 1 call their bool, which may come from a comparison; numpy is not imported for it."""
+
+FILE_SUFFIXES: Final = (".msgpack", ".safetensors")
+"""Paths that end so become one file; all others become a folder."""
+
+# Suffixes of files of others: a folder of such a name would not be what its user expects.
+OTHER_FORMS: Final = frozenset(
+    {".bin", ".gguf", ".gz", ".h5", ".hdf5", ".json", ".npy", ".npz", ".onnx", ".pkl", ".pickle", ".pt", ".pth", ".zip"}
+)
 
 
 def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
@@ -110,3 +119,14 @@ def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.e
     if not 0 < seconds < math.inf:
         raise UnsupportedError(f"{name} is {given!r:.100}, but must be a positive number of seconds")
     return min(seconds, threading.TIMEOUT_MAX)  # more than a lock can wait
+
+
+def require_folder_name(place: Path, shown: str, what: str) -> None:
+    """Require that the name of a new folder is not that of a file.
+
+    Raises:
+        UnsupportedError: it has the suffix of one.
+    """
+    if place.suffix.lower() in (*FILE_SUFFIXES, *OTHER_FORMS):
+        problem = f"{shown!r} has the name of a {place.suffix} file, and {what} is a folder"
+        raise UnsupportedError(problem, hint="choose a name without that suffix")

@@ -230,7 +230,6 @@ def bucket(
         >>> str(path / "a")
         's3://bucket-of-example/runs/a'
     """
-    require_flags(requester_pays=requester_pays, anonymous=anonymous)
     options = BucketOptions(
         region=region, endpoint=endpoint, kms_key=kms_key, storage_class=storage_class, requester_pays=requester_pays,
         anonymous=anonymous, timeout=timeout, grace=grace,
@@ -391,6 +390,7 @@ def _path_of(place: Any) -> BucketPath:
 
 def _check(path: BucketPath, options: BucketOptions, given: Any) -> None:
     """Refuse options that the cloud of a path does not have, and those that a given store has itself."""
+    require_flags(requester_pays=options.requester_pays, anonymous=options.anonymous)
     said = [name for name in _OF_STORES if getattr(options, name)]
     if said and given is not None:
         raise UnsupportedError(f"the store that was given has its own {said[0]}", hint="pass the URL with the options")
