@@ -440,6 +440,10 @@ def _arrays_to_place(
     return found
 
 
+_WIDE: Final = frozenset({"complex128", "float64", "int64", "uint64"})
+"""What jax holds with x64; other dtypes that it does not hold stay on the host, whatever is asked."""
+
+
 def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, known: Sequence[str]) -> Mapping[str, Any]:
     """Return the shardings that ``shardings`` and ``mesh`` say; what is too wide stays on the host, with a warning."""
 
@@ -449,10 +453,14 @@ def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, kno
     wide = arrays.too_wide
     chosen = resolve({key: aval for key, aval in arrays.avals.items() if key not in wide} if wide else arrays.avals)
     if wide and (options.shardings is not None or options.mesh is not None):
-        placed: Mapping[str, Any] = {key: arrays.avals[key] for key in wide if key in arrays.on_host}
-        with contextlib.suppress(MismatchError):  # it was given a place, which does not even fit
-            placed = resolve(placed)
-        named = {key_name(key): dtype for key, dtype in wide.items() if placed.get(key, dtype) is not None}
+        given: Mapping[str, Any] = {
+            key: arrays.avals[key] for key, dtype in wide.items() if key in arrays.on_host and dtype.name in _WIDE
+        }
+        with contextlib.suppress(MismatchError):  # some were given a place, which does not even fit
+            given = resolve(given)
+        named = {
+            key_name(key): one for key, one in wide.items() if key not in arrays.on_host or given.get(key) is not None
+        }
         if lines := [f"{name} ({dtype.name})" for name, dtype in named.items()]:
             what = "jax_enable_x64 is off, so these stay numpy arrays of full width on the host"
             warn_of(what, lines, KeptOnHostWarning)

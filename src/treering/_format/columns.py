@@ -210,7 +210,7 @@ def _decode_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
     texts = found if keys == list(found) else tuple(map(key_text, found))
     if len(set(found)) != len(found) or len(set(texts)) != len(texts):
         raise CorruptError(f"{what} has two children of the same name")
-    if any(type(key) is tuple and holds_text(key) for key in found):
+    if any(holds_text(key) for key in found if type(key) is tuple):  # few keys are tuples
         raise CorruptError(
             f"{what} has a tuple for a key that holds the text of an object; such a tuple is text itself"
         )
