@@ -321,7 +321,7 @@ def judged(scene: Scene, strike: Strike, root: Path) -> tuple[str, list[str]]:
     before = _descriptors()
     held = _interrupted(strike, scene, path)
     wrong = []
-    if held is not None and not isinstance(held, KeyboardInterrupt):
+    if held is not None and not _is_interrupt(held):
         wrong.append(f"raised {held!r}")
     try:
         if scene.states and not _is_one_of(scene.read(path), scene.states):
@@ -349,6 +349,15 @@ def _interrupted(strike: Strike, scene: Scene, path: Path) -> BaseException | No
     except BaseException as error:  # noqa: BLE001 - the interrupt, or what it was turned into
         return error
     return None
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is the interrupt; jax turns one that strikes while it compares keys of a cache into a ValueError."""
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, ValueError)
+        and str(error).startswith("Cache keys should be comparable")
+        and "\nKeyboardInterrupt" in str(error)
+    )
 
 
 def _where(error: BaseException | None) -> str:

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,13 @@ def test_a_relative_path_is_that_of_the_call(tmp_path: Path, monkeypatch: pytest
     assert pending.result()["w"].shape == (500_000,)
 
 
-def test_a_wait_may_end_before_it(path: str) -> None:
+@pytest.mark.parametrize("timeout", [0.01, Fraction(1, 100)])
+def test_a_wait_may_end_before_it(timeout: Any, path: str) -> None:
     go = threading.Event()
     pending = tr.load_async(path, progress=lambda done, total: go.wait(60))
     assert not pending.done()
     with pytest.raises(TimedOutError, match=r"is not done within 0\.01 s; it goes on"):
-        pending.result(timeout=0.01)
+        pending.result(timeout=timeout)
     go.set()
     assert pending.result(timeout=60)["step"] == 7
 

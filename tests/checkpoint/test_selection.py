@@ -175,7 +175,7 @@ def test_the_hint_is_not_about_like_where_there_is_none(path: Path, tmp_path: Pa
         lambda: treering.abstract(path, only="dense/*"),
         lambda: treering.convert(path, tmp_path / "new", only="dense/*"),
     ]
-    told = "keys, from its root on; only='params/dense/*' looks there, only='**/dense/*' at every depth"
+    told = "keys, from its root on; only='params/dense/*' selects it, only='**/dense/*' at every depth"
     for function in functions:
         with pytest.raises(MismatchError) as caught:
             function()

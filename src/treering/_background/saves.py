@@ -110,8 +110,8 @@ class PendingLoad(Generic[T]):
             TreeringError: what ``load`` raises.
         """
         self._require_own()
-        if not self._ended.wait(wait_seconds(timeout)):
-            raise TimedOutError(f"the load of {self._shown!r} is not done within {timeout:g} s", hint="it goes on")
+        if not self._ended.wait(seconds := wait_seconds(timeout)):
+            raise TimedOutError(f"the load of {self._shown!r} is not done within {seconds:g} s", hint="it goes on")
         if self._error is not None:
             self._told = True
             raise self._error

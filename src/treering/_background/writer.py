@@ -278,8 +278,8 @@ class PendingSave:
             TimedOutError: it is not done in that time; it goes on.
         """
         job = self._job
-        if not job.wait(timeout):
-            raise TimedOutError(f"the save to {job.shown!r} is not done within {timeout:g} s", hint="it goes on")
+        if not job.wait(seconds := wait_seconds(timeout)):
+            raise TimedOutError(f"the save to {job.shown!r} is not done within {seconds:g} s", hint="it goes on")
         job.told = True
         return job.error
 

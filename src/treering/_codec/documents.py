@@ -130,7 +130,7 @@ def describe_text(first: bytes) -> str | None:
         return None
     if not text or not all(each.isprintable() or each.isspace() for each in text.removeprefix("\ufeff")):
         return None
-    pointer = "it is a pointer of Git LFS in place of the file: run `git lfs pull` to fetch that"
+    pointer = "it is a pointer of Git LFS in place of the file: run `git lfs pull` to fetch the file"
     return pointer if first.startswith(_POINTER) else "it looks like text"
 
 

@@ -269,7 +269,7 @@ def _about_globs(text: str, branches: Sequence[str], *, below: bool, has_like: b
     found = next((branch for branch in branches if branch.endswith(f"/{named}")), None) if named else None
     if found is not None:
         glob = show(found + text[len(named) :])
-        every = f" looks there, only={show('**/' + text)} at every depth"
+        every = f" selects it, only={show('**/' + text)} at every depth"
         mapped = f" with key_map={{{show(named)}: {show(found)}}} loads {show(named)} of `like`"
         facts.append(f"only={glob}{mapped if has_like else every}")
     elif "*" in text:
