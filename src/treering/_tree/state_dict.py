@@ -377,17 +377,18 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
     try:
         while levels:
             above = levels[-1]
+            states, restored, absent = above.state, above.restored, above.absent
             for part, wanted in above.children:
-                if above.absent is not None and part not in above.state:
-                    raise above.absent(part)
-                found = above.state[part]
+                if absent is not None and part not in states:
+                    raise absent(part)
+                found = states[part]
                 if type(wanted) in LEAF_TYPES:
-                    above.restored.append(found)
+                    restored.append(found)
                     continue
                 names.append(part)
                 begun = _begin(wanted, found, above.in_class)
-                if not isinstance(begun, _Restorer):
-                    above.restored.append(begun)
+                if type(begun) is not _Restorer:
+                    restored.append(begun)
                     names.pop()
                     continue
                 if len(levels) > MAX_DEPTH + 1:
@@ -398,7 +399,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
             else:
                 levels.pop()
                 if levels:
-                    levels[-1].restored.append(above.rebuild(above.restored))
+                    levels[-1].restored.append(above.rebuild(restored))
                     names.pop()
         return root.restored[0]
     finally:
@@ -443,10 +444,19 @@ def _restore_namedtuple(xs: Any, state: Any) -> _Restorer:
     return _Restorer(fields, state, lambda found: type(xs)(**dict(zip(names, found, strict=True))))
 
 
-def _restore_dict(xs: dict[Any, Any], state: Any) -> _Restorer:
-    _check_keys(map(str, xs), state)
-    children = ((str(key), value) for key, value in xs.items())
-    return _Restorer(children, state, lambda found: dict(zip(xs, found, strict=True)))
+def _restore_dict(xs: dict[Any, Any], state: Any) -> _Restorer | dict[Any, Any]:
+    if not isinstance(state, dict):
+        _require_dict(NotADictError, "dict", state)
+    try:
+        restored = {key: state[str(key)] for key in xs}
+    except KeyError:
+        _check_keys(map(str, xs), state)
+        raise
+    inner = [(key, value) for key, value in xs.items() if type(value) not in LEAF_TYPES]
+    if not inner:
+        return restored
+    children = ((str(key), value) for key, value in inner)
+    return _Restorer(children, state, lambda found: restored | dict(zip(dict(inner), found, strict=True)))
 
 
 def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> _Restorer:
@@ -536,7 +546,7 @@ def _set_text(names: Any) -> str:
     return "{" + shorten(", ".join(sorted(map(repr, names))), _LONGEST_NAMES) + "}"
 
 
-_RESTORERS: Final[dict[type, Callable[[Any, Any], _Restorer]]] = {
+_RESTORERS: Final[dict[type, Callable[[Any, Any], Any]]] = {
     dict: _restore_dict,
     list: _restore_list,
     tuple: _restore_list,
