@@ -71,6 +71,8 @@ def test_what_is_left_out_does_not_come_back() -> None:
 def test_only_rules_make_a_map() -> None:
     with pytest.raises(UnsupportedError, match="made of KeyRule, found"):
         KeyMap([("a", "b")])  # type: ignore[list-item]
+    with pytest.raises(UnsupportedError, match=r"made of KeyRule, found 3$"):
+        KeyMap(3)  # type: ignore[arg-type]
 
 
 def _findings(rules: list[KeyRule], *leaves: MapLeaf) -> tuple[str, ...]:

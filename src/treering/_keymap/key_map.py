@@ -391,8 +391,8 @@ class KeyMap:
     """
 
     def __init__(self, rules: Iterable[KeyRule] = ()) -> None:
-        self.rules = tuple(rules)
-        given: tuple[Any, ...] = self.rules
+        given: tuple[Any, ...] = tuple(rules) if hasattr(rules, "__iter__") else (rules,)
+        self.rules: tuple[KeyRule, ...] = given
         if odd := [rule for rule in given if not isinstance(rule, KeyRule)]:
             raise UnsupportedError(f"a key map is made of KeyRule, found {odd[0]!r:.100}")
         if len(self.rules) > MOST_RULES:

@@ -278,6 +278,8 @@ def test_stores_of_obstore() -> None:
         treering.bucket(stores.MemoryStore())
     with pytest.raises(UnsupportedError, match="no place in a bucket"):
         treering.bucket(3)
+    with pytest.raises(UnsupportedError, match="no place in a bucket"):
+        treering.bucket(None)
     for other in ("runs/a", "memory://runs/a", "file:///runs/a", "https://host/a"):
         with pytest.raises(UnsupportedError, match=r"is not in a bucket that has options; .*as it is"):
             treering.bucket(other)

@@ -239,7 +239,7 @@ def bucket(
             raise UnsupportedError(f"{str(place)!r} has options already", hint="pass its URL with all options")
         return cast("Connection", place.connection).path(str(bucket_path(f"{place}/{prefix}")))
     given = None if isinstance(place, str | os.PathLike) else place
-    path = bucket_path(os.fspath(place)) if given is None else _path_of(given)
+    path = bucket_path(os.fspath(place)) if isinstance(place, str | os.PathLike) else _path_of(place)
     _check(path, options, given)
     if prefix:
         path = bucket_path(f"{path}/{prefix}")
