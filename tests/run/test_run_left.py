@@ -317,6 +317,28 @@ def test_an_error_of_the_disk_before_the_commit_leaves_no_list(
     assert (run.steps(), run.load()) == ([1, 2, 3], {"step": 3})
 
 
+def test_a_list_that_cannot_be_read_back_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tr.Run(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.save(step, {"step": step}).result()
+    real, failed = os.pread, list[int]()
+
+    def pread(number: int, nbytes: int, offset: int) -> bytes:
+        data = real(number, nbytes, offset)
+        if b"treering_left" in data and not failed:
+            failed.append(number)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        with pytest.raises(StoreError, match="Input/output error"):
+            run.save(2, {"step": 20}, rollback=True).result()
+    assert failed
+    assert not [each.name for each in (tmp_path / "run").iterdir() if "left" in each.name]
+    assert (run.steps(), run.load()) == ([1, 2, 3], {"step": 3})
+
+
 def test_who_holds_while_a_list_is_half_written_does_not_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -441,6 +441,8 @@ class RunFolder(Closable):
         try:
             self.store.create(LEFT_DOCUMENT, [data], len(data))
             self.store.flush()
+            # A stamp that met it before it was whole put its own there; one that meets it from now on keeps the list.
+            written = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
         except FileExistsError:
             return False
         except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
@@ -448,9 +450,7 @@ class RunFolder(Closable):
                 if (found := self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)) and data.startswith(found.data):
                     self._swap_left(b"", found)
             raise
-        # A stamp that met it before it was whole has put its own there; one that meets it from now on keeps the list.
-        found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
-        return found is not None and found.data == data
+        return written is not None and written.data == data
 
     # ---------------------------------------------------------------------------------------------- .run.json.resumed
 
