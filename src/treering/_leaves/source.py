@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import math
 import os
 from array import array
@@ -415,15 +416,15 @@ def _list_files(path: Path, branches: Sequence[OpenBranch]) -> dict[str, Version
     folders = {folder for branch in branches if not branch.verified for folder in branch.record.folders}
     if not folders:
         return {}
+
+    @functools.cache
+    def is_within(folder: str) -> bool:
+        return not folders.isdisjoint(["", *itertools.accumulate(folder.split("/"), "{}/{}".format)])
+
     try:
         with opened_store(path, quick=True) as store:
-            return {found.name: found.version for found in store.list() if _folders_of(found.name) & folders}
+            return {one.name: one.version for one in store.list() if is_within(one.name.rpartition("/")[0])}
     except PermissionError:
         return {}  # whoever may read may not be allowed to list
     except OSError:
         return None
-
-
-def _folders_of(name: str) -> set[str]:
-    parts = name.split("/")[:-1]
-    return {"/".join(parts[:count]) for count in range(len(parts) + 1)}

@@ -111,6 +111,10 @@ class PosixStore(Store):
         """Return the names of the folders in it; a link to one is none."""
         return [name for name, kind in self.folder.scan().items() if kind is Kind.PLACE]
 
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """Walk through all that begins with ``prefix``, at any depth; no link is followed."""
+        return _walk(self.folder, "", prefix)
+
     def find(self, name: str) -> Entry | None:
         """Return what is known of ``name``; of the folder itself where that is empty."""
         folder = self.folder
@@ -304,6 +308,18 @@ def entry_of(name: str, found: os.stat_result) -> Entry:
     """Return what the system knows of a name."""
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER)
     return Entry(name, found.st_size, found.st_mtime, FileVersion(found), kind, found.st_ino)
+
+
+def _walk(folder: Folder, above: str, prefix: str) -> Iterator[Entry]:
+    for name, kind in folder.scan().items():
+        whole = above + name
+        if kind is Kind.PLACE and f"{whole}/".startswith(prefix[: len(whole) + 1]):
+            with folder.below(name) as place:
+                yield from _walk(place, f"{whole}/", prefix)
+        elif kind is Kind.FILE and whole.startswith(prefix):
+            found = folder.find(name)
+            if found is not None and stat.S_ISREG(found.st_mode):  # it may have gone, or become a link, since
+                yield entry_of(whole, found)
 
 
 class PosixTransaction(Transaction):
